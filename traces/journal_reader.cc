@@ -34,7 +34,7 @@ class Cursor {
   template <typename T>
   T take() {
     T value;
-    std::memcpy(static_cast<void*>(&value), take_bytes(sizeof value).data(), sizeof value);
+    std::memcpy(&value, take_bytes(sizeof value).data(), sizeof value);
     return value;
   }
   template <typename T>
@@ -42,7 +42,7 @@ class Cursor {
     check(count <= rest_.size() / sizeof(T), "a record has fewer bytes than it says");
     std::vector<T> values(count);
     const std::string_view bytes = take_bytes(count * sizeof(T));
-    if (count > 0) std::memcpy(static_cast<void*>(values.data()), bytes.data(), bytes.size());
+    if (count > 0) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
   std::pair<int32_t, std::vector<int32_t>> take_list() {
