@@ -90,7 +90,7 @@ const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
                                    .tried = tried,
                                    .declared = declared,
                                    .is_full = is_full,
-                                   .inner = inner,
+                                   .inner = each<inner>,
                                    .gain = gain,
                                    .knows_steps = knows_steps,
                                    .has_shared = true};

@@ -18,12 +18,6 @@ static_assert(kJudgedOps.size() == kOpKinds.size(), "an op kind has no file here
 
 const JudgedOp& judged_op(OpKind kind) { return *kJudgedOps[static_cast<size_t>(kind)]; }
 
-InnerError inner_of_sum(const Exact& e, size_t i, DType) {
-  const auto n = static_cast<double>(e.terms);
-  const double size = u * e.magnitude[i];
-  return {kLambda * std::sqrt(n) * size, squared(walk_of(n) * size)};
-}
-
 Reach reach_of_sum(const Exact& e, const Step&, size_t i) {
   const auto n = static_cast<double>(e.terms);
   const double size = u * e.magnitude[i];

@@ -54,7 +54,7 @@ double gain(const Exact& e) {
 const JudgedOp kJudgedNorm = {.kind = OpKind::norm,
                               .tried = tried,
                               .is_full = is_full,
-                              .inner = inner,
+                              .inner = each<inner>,
                               .reach = reach,
                               .gain = gain,
                               .has_shared = true,

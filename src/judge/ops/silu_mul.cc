@@ -33,7 +33,7 @@ double gain(const Exact&) { return 0x1p-21; }
 const JudgedOp kJudgedSiluMul = {.kind = OpKind::silu_mul,
                                  .tried = tried,
                                  .is_full = is_full,
-                                 .inner = inner,
+                                 .inner = each<inner>,
                                  .reach = reach,
                                  .gain = gain,
                                  .has_underflow = true};

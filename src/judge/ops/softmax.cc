@@ -23,7 +23,7 @@ double gain(const Exact&) { return 0x1p-22; }
 
 const JudgedOp kJudgedSoftmax = {.kind = OpKind::softmax,
                                  .is_full = has_magnitude,
-                                 .inner = inner,
+                                 .inner = each<inner>,
                                  .gain = gain,
                                  .has_shared = true,
                                  .has_underflow = true};
