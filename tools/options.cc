@@ -299,6 +299,14 @@ void add_fail_fast_option(CLI::App& app, bool& fail_fast) {
   app.add_flag("--fail-fast", fail_fast, "stop after the first pass with a finding");
 }
 
+void add_judge_rows_option(CLI::App& app, std::string& rows) {
+  begin_group(app, "Judge");
+  app.add_option("--judge-rows", rows,
+                 "judge that many rows of a node, drawn by a seed (0), and say how likely a bug "
+                 "shows in them; no model is computed beside the engine then (all rows)")
+      ->type_name("N[:SEED]");
+}
+
 void add_error_budget_option(CLI::App& app, bool& error_budget) {
   begin_group(app, "Judge");
   app.add_flag("--error-budget", error_budget,

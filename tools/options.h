@@ -51,6 +51,9 @@ void add_rope_pairs_option(CLI::App& app, std::string& pairs);
 // --fail-fast: see JudgeOptions.
 void add_fail_fast_option(CLI::App& app, bool& fail_fast);
 
+// --judge-rows: a text for rows_to_judge.
+void add_judge_rows_option(CLI::App& app, std::string& rows);
+
 // --error-budget: see JudgeOptions.
 void add_error_budget_option(CLI::App& app, bool& error_budget);
 
