@@ -32,8 +32,8 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive",
 # the beginning, and what they came to is kept for the end.
 MOST_GROWTH_PER_1000 = 0.5
 # MB from three to nine tenths of 2,000 judged requests. What the judge knows of each until the end
-# (its tokens, what it was fed and chose, how sure that was) is under 3 kB; who wrote the last 16,384
-# rows of K and V that are gone, and where errors lie in the first 16,384 rows, reach their bounds on
+# (its tokens, what it was fed and chose, how sure that was) is under 3 kB; who wrote the last 2^14
+# rows of K and V that are gone, and where errors lie in the first 2^14 rows, reach their bounds on
 # the way; and what is freed between such pieces is not given back.
 MOST_GROWTH_OF_JUDGED = 12
 
