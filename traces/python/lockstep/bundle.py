@@ -42,7 +42,8 @@ def write_bundle(path: str | pathlib.Path, arrays: Mapping[str, Any]) -> None:
     try:
         pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
     except OSError as error:
-        raise LockstepError(f"{path} cannot be written ({one_line(error)}): choose another place") from error
+        raise LockstepError(f"{path} cannot be written ({one_line(error)}): choose another "
+                            "place") from error
 
 
 def _stored(value: Any) -> tuple[str, np.ndarray[Any, Any]]:

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """Ends the process: what libhdf5 could not write it would try again at its end, and crash."""
+    """Ends the process. After trouble at once: libhdf5, which closes at exit what could not be
+    written, would crash.
+    """
     if status == 0:
         sys.exit(0)
     sys.stdout.flush()
@@ -57,10 +59,10 @@ def end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def console() -> NoReturn:
-    """What the console script calls."""
+def script() -> NoReturn:
+    """The console script."""
     end(main())
 
 
 if __name__ == "__main__":
-    console()
+    script()
