@@ -187,6 +187,10 @@ class Faults:
             for n in range(first, first + 24, 3):
                 yield partial(self.one, f"CALL {n} fails with EIO", GENERATE[0],
                               {"TROUBLE_CALL": str(n), "TROUBLE_ERRNO": str(errno.EIO)})
+            # And what h5py lets go of and says to nobody.
+            n = self.counts(IMPORT)[0] // 4
+            yield partial(self.one, f"CALL {n} fails with EIO", IMPORT,
+                          {"TROUBLE_CALL": str(n), "TROUBLE_ERRNO": str(errno.EIO)})
         for task in (SMALL, JUDGE, INSPECT, CHECK) if self.whole else (INSPECT,):
             for kind, count in zip(KINDS[:3], self.counts(task)):
                 for what in (errno.EIO, errno.EINTR):

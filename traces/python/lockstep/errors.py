@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -34,6 +35,19 @@ def one_line(error: BaseException) -> str:
     if number:
         return os.strerror(int(number[1]))
     return said[:200] if said else type(error).__name__
+
+
+@contextlib.contextmanager
+def kept_from_stderr() -> Iterator[list[BaseException]]:
+    """What would be printed and ignored, since what raised it has no caller, is in the list."""
+    lost: list[BaseException] = []
+    hooks = sys.unraisablehook, sys.excepthook
+    sys.unraisablehook = lambda of: lost.append(of.exc_value or RuntimeError("it is not known why"))
+    sys.excepthook = lambda kind, error, trace: lost.append(error)
+    try:
+        yield lost
+    finally:
+        sys.unraisablehook, sys.excepthook = hooks
 
 
 @contextlib.contextmanager

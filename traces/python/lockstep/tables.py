@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lockstep import hdf5
 from lockstep.digest import COUNTS, NUMBERS, Digests, xxh3
 from lockstep.elements import Elements
-from lockstep.errors import LockstepError, one_line
+from lockstep.errors import LockstepError, kept_from_stderr, one_line
 from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
 from lockstep.points import AXES, LOGIT_POINTS, ORDER
@@ -133,9 +133,13 @@ class Output:
 
     @contextlib.contextmanager
     def _trouble(self, what: str) -> Iterator[None]:
-        """What the disk says becomes a sentence."""
+        """What the disk says becomes a sentence, also where h5py lets go of an object and says it
+        to nobody."""
         try:
-            yield
+            with kept_from_stderr() as lost:
+                yield
+            if lost:
+                raise lost[0]
         except (OSError, RuntimeError) as error:
             raise LockstepError(f"{self._path} cannot be {what} ({one_line(error)}): choose "
                                 "another place for the trace") from error
