@@ -16,6 +16,7 @@
 #include "probes/only.h"
 #include "src/judge/ledger.h"
 #include "src/model/device_batch.h"
+#include "src/model/op_names.h"
 
 namespace lockstep {
 namespace {
@@ -37,37 +38,8 @@ Tensor int32_counting(size_t count) {
 
 }  // namespace
 
-std::vector<std::string_view> functions_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::gather:
-      return {"gather_rows"};
-    case OpKind::norm:
-      return {"rms_norm"};
-    case OpKind::linear:
-      return {"matmul"};
-    case OpKind::cache:
-      return {"kv_write", "kv_gather"};
-    case OpKind::attention:
-      return {"paged_attention"};
-    case OpKind::softmax:
-      return {"softmax_of"};
-    case OpKind::expert_linear:
-      return {"expert_matmul"};
-    case OpKind::angles:
-      return {};
-    case OpKind::rope:
-    case OpKind::silu_mul:
-    case OpKind::add:
-    case OpKind::argmax:
-    case OpKind::top_k:
-    case OpKind::weighted_sum:
-      return {name_of(kind)};
-  }
-  return {};
-}
-
 OpRunner::OpRunner(const Checkpoint& checkpoint, const Place& place,
-                   std::vector<Implementation> implementations, const OpRunnerOptions& options)
+                   std::vector<Implementation> implementations, const OpRunner::Options& options)
     : place_(place),
       implementations_(std::move(implementations)),
       options_(options),
@@ -88,7 +60,7 @@ void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)
   // buffer is, since nobody at the place reads it.
   ops.*row.entry = [this, row](const OpContext& context, Out out, In... in) {
     // The rows that get logits are gathered under the name of the logits, by no op of the place.
-    const bool gathers = row.name == "gather_rows" && context.point == "logits";
+    const bool gathers = !makes(row.name, context.point);
     if (!is_place(context)) return gathers ? void() : supply(context, out);
     if (gathers) return (implementations_[0].ops.*row.entry)(context, out, in...);
     if (captured_ != nullptr && !*captured_) {

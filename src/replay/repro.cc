@@ -68,7 +68,7 @@ class Maker {
     by_ = stored_ ? "the trace" : all[1].name;
     runner_ =
         std::make_unique<OpRunner>(checkpoint, place_, std::move(all),
-                                   OpRunnerOptions{opened_.manifest.dtype, device_, of_.threads});
+                                   OpRunner::Options{opened_.manifest.dtype, device_, of_.threads});
   }
 
   ReproResult result();
@@ -196,7 +196,7 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
   const RoundingContract of_case = own.contract;
   own.contract = candidates_of(place_.point->op, traits()).front();
   result.own_is_right = judged_case(own, reduced.op_case, /*stored=*/false).wrong().empty();
-  const FurthestElement& worst = result.worst;
+  const TrialResult::Element& worst = result.worst;
   ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
   story.lines.push_back(fmt::format(
       "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "

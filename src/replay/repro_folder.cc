@@ -37,7 +37,7 @@ constexpr uint8_t kPoison = 0xFF;
 
 // The part of a tensor that is written: some rows and columns of it as a matrix.
 struct Kept {
-  const CapturedTensor* tensor;
+  const CapturedCall::Operand* tensor;
   uint8_t fill = 0;
   std::vector<int32_t> rows, columns;
   std::vector<int32_t> zeros;  // rows that are 0, where that is not what fills the rest
@@ -62,7 +62,7 @@ std::vector<int32_t> numbers_below(int64_t count) {
 
 // A tensor with the rows that hold anything but its fill. Rows of zeros in a cache are named apart,
 // since NaN fills what is left out there.
-Kept kept_of(const CapturedTensor& tensor) {
+Kept kept_of(const CapturedCall::Operand& tensor) {
   Kept kept{&tensor};
   const TensorView& view = tensor.data;
   if (view.empty()) return kept;
@@ -89,8 +89,8 @@ std::vector<int32_t> nonzero_columns(const TensorView& x) {
   return columns;
 }
 
-const CapturedTensor* input(const CapturedCall& call, const std::string& name) {
-  const auto found = std::ranges::find(call.inputs, name, &CapturedTensor::name);
+const CapturedCall::Operand* input(const CapturedCall& call, const std::string& name) {
+  const auto found = std::ranges::find(call.inputs, name, &CapturedCall::Operand::name);
   return found == call.inputs.end() || found->data.view().empty() ? nullptr : &*found;
 }
 
@@ -98,26 +98,37 @@ void narrow_to(std::vector<int32_t>& rows, const std::set<int32_t>& some) {
   std::erase_if(rows, [&](int32_t row) { return !some.contains(row); });
 }
 
+// Operands of which an index names the rows that are read, as kOps calls them.
+constexpr std::pair<const char*, const char*> kIndexed[] = {
+    {"index", "table"}, {"positions", "cos"}, {"positions", "sin"}};
+
+std::set<int32_t> rows_named_by(const CapturedCall& call, const std::string& name) {
+  std::set<int32_t> rows;
+  if (const CapturedCall::Operand* index = input(call, name))
+    for (int64_t i = 0; i < index->data.view().count(); ++i)
+      rows.insert(static_cast<int32_t>(value_at(index->data, i)));
+  return rows;
+}
+
 // Leaves out what the elements do not depend on, in any right op.
 void leave_out(const CapturedCall& call, const ReproElements& elements, std::vector<Kept>& parts) {
   const int64_t width = width_of(call.outputs.front().data);
-  std::set<int32_t> columns, indexed;
+  std::set<int32_t> columns;
   for (const int64_t i : elements.index) columns.insert(static_cast<int32_t>(i % width));
-  if (const CapturedTensor* index = input(call, call.function == "rope" ? "positions" : "index"))
-    for (int64_t i = 0; i < index->data.view().count(); ++i)
-      indexed.insert(static_cast<int32_t>(value_at(index->data, i)));
-  const bool product = call.function == "matmul" || call.function == "expert_matmul";
+  const std::set<int32_t> experts = rows_named_by(call, "index");
   for (Kept& part : parts) {
     const std::string& name = part.tensor->name;
-    if (product && name.starts_with("weight")) {
+    if (part.tensor->is_weight) {
       narrow_to(part.rows, columns);
       part.all_rows = false;
       part.columns = nonzero_columns(input(call, "x")->data);
       part.all_columns = std::ssize(part.columns) == width_of(part.tensor->data);
-      if (name.starts_with("weights.") && !indexed.contains(std::stoi(name.substr(8))))
+      if (name.starts_with("weights.") && !experts.contains(std::stoi(name.substr(8))))
         part.rows.clear();
-    } else if (name == "table" || (call.function == "rope" && (name == "cos" || name == "sin"))) {
-      narrow_to(part.rows, indexed);
+    }
+    for (const auto& [index, table] : kIndexed) {
+      if (name != table) continue;
+      narrow_to(part.rows, rows_named_by(call, index));
       part.all_rows = false;
     }
   }
@@ -165,56 +176,71 @@ Names names_of(DType dtype) {
 struct Argument {
   std::string in_c, type;
   Json in_python;
+  std::string declared = {};  // before the call in C, what in_c stands for
 };
 
+// The operands of an argument, as the program in C has them.
+std::string list_in_c(const CapturedCall::Argument& argument) {
+  std::string text;
+  for (size_t i = 0; i < argument.count; ++i)
+    text += fmt::format("{}&in[{}]", i > 0 ? ", " : "", argument.first + i);
+  return text;
+}
+
+Json list_in_python(const char* kind, const CapturedCall::Argument& argument) {
+  Json list = {kind};
+  for (size_t i = 0; i < argument.count; ++i) list.push_back(argument.first + i + 1);
+  return list;
+}
+
+Argument one_tensor(const CapturedCall& call, size_t i) {
+  const bool there = !call.inputs.at(i).data.view().empty();
+  return {there ? fmt::format("&in[{}]", i) : "NULL", "const DLTensor*", {"tensor", i + 1}};
+}
+
+Argument structure(const char* name, const char* type, const CapturedCall::Argument& of) {
+  return {fmt::format("&{}", name), fmt::format("const {}*", type), list_in_python("struct", of),
+          fmt::format("    const {} {} = {{{}}};\n", type, name, list_in_c(of))};
+}
+
+Argument whole_number(const char* kind, double value) {
+  return {fmt::format("{}", static_cast<int64_t>(value)), fmt::format("{}_t", kind), {kind, value}};
+}
+
 std::vector<Argument> arguments_of(const CapturedCall& call) {
+  using enum CapturedCall::Argument::Type;
   std::vector<Argument> all;
-  const auto tensor = [&](size_t i) {
-    const bool there = !call.inputs.at(i).data.view().empty();
-    all.push_back(
-        {there ? fmt::format("&in[{}]", i) : "NULL", "const DLTensor*", {"tensor", i + 1}});
-  };
-  const auto number = [&](const char* kind, const char* type, double value) {
-    const bool whole = std::string(kind) != "float";
-    all.push_back({whole ? fmt::format("{}", static_cast<int64_t>(value))
-                         : fmt::format("{}f", Json(value).dump()),
-                   type,
-                   {kind, value}});
-  };
-  if (call.function == "paged_attention") {
-    tensor(0);
-    all.push_back({"&cache", "const LockstepCache*", {"struct", 2, 3}});
-    all.push_back({"&batch", "const LockstepBatch*", {"struct", 4, 5, 6}});
-    number("float", "float", call.numbers.at(0));
-    number("int64", "int64_t", call.numbers.at(1));
-    return all;
-  }
-  if (call.function == "expert_matmul") {
-    tensor(0), tensor(1);
-    Json list = {"list"};
-    for (size_t i = 2; i < call.inputs.size(); ++i) list.push_back(i + 1);
-    all.push_back({"list", "const DLTensor* const*", list});
-    number("int64", "int64_t", static_cast<double>(call.inputs.size() - 2));
-    return all;
-  }
-  for (size_t i = 0; i < call.inputs.size(); ++i) tensor(i);
-  if (call.function == "rms_norm") number("float", "float", call.numbers.at(0));
-  if (call.function == "softmax_of") number("int32", "int32_t", call.numbers.at(0));
+  for (const CapturedCall::Argument& a : call.arguments) switch (a.type) {
+      case tensor:
+        all.push_back(one_tensor(call, a.first));
+        break;
+      case cache:
+        all.push_back(structure("cache", "LockstepCache", a));
+        break;
+      case batch:
+        all.push_back(structure("batch", "LockstepBatch", a));
+        break;
+      case tensors:
+        all.push_back({"list", "const DLTensor* const*", list_in_python("list", a),
+                       fmt::format("    const DLTensor* const list[] = {{{}}};\n", list_in_c(a))});
+        all.push_back(whole_number("int64", static_cast<double>(a.count)));
+        break;
+      case float32:
+        all.push_back({fmt::format("{}f", Json(a.number).dump()), "float", {"float", a.number}});
+        break;
+      case int64:
+        all.push_back(whole_number("int64", a.number));
+        break;
+      case int32:
+        all.push_back(whole_number("int32", a.number));
+    }
   return all;
 }
 
 std::string call_in_c(const CapturedCall& call) {
-  std::string text;
-  if (call.function == "paged_attention")
-    text +=
-        "    const LockstepCache cache = {&in[1], &in[2]};\n"
-        "    const LockstepBatch batch = {&in[3], &in[4], &in[5]};\n";
-  if (call.function == "expert_matmul")
-    text +=
-        "    const DLTensor* list[INPUTS - 2];\n"
-        "    for (int i = 2; i < INPUTS; ++i) list[i - 2] = &in[i];\n";
-  std::string types = "const LockstepCall*, const DLTensor*", values = "&call, &out";
+  std::string text, types = "const LockstepCall*, const DLTensor*", values = "&call, &out";
   for (const Argument& argument : arguments_of(call)) {
+    text += argument.declared;
     types += ", " + argument.type;
     values += ", " + argument.in_c;
   }
@@ -257,7 +283,7 @@ void Folder::add(const std::string& name, const std::vector<double>& values) {
 }
 
 void Folder::pack() {
-  for (const CapturedTensor& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
+  for (const CapturedCall::Operand& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
   leave_out(call_, elements_, parts_);
   for (const Kept& part : parts_) {
     const std::string& name = part.tensor->name;

@@ -17,11 +17,11 @@ inline double squared(double x) { return x * x; }
 inline double truncation_gain(double products) { return std::max(1.0, products / 16) * 0x1p-23; }
 
 // Asks `one` for each of some neighbours: a loop an op, into which `one` is compiled.
-template <InnerError (*one)(const Exact&, size_t element, DType)>
-void each(const Exact& e, size_t first, DType dtype, const InnerErrors& errors) {
+template <JudgedOp::InnerError (*one)(const Exact&, size_t element, DType)>
+void each(const Exact& e, size_t first, DType dtype, const JudgedOp::InnerErrors& errors) {
   double *limit = errors.limit.data(), *variance = errors.variance.data();
   for (size_t i = 0; i < errors.limit.size(); ++i) {
-    const InnerError error = one(e, first + i, dtype);
+    const JudgedOp::InnerError error = one(e, first + i, dtype);
     limit[i] = error.limit, variance[i] = error.variance;
   }
   for (size_t i = 0; i < errors.shared.size(); ++i)
@@ -32,12 +32,12 @@ void each(const Exact& e, size_t first, DType dtype, const InnerErrors& errors) 
 
 // A sum of e.terms products: B = lambda sqrt(n) u S, V = (w(n) u S)^2, w(n) = 0.34 sqrt(n)
 // (roundoff.h).
-inline InnerError inner_of_sum(const Exact& e, size_t i, DType) {
+inline JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType) {
   const auto n = static_cast<double>(e.terms);
   const double size = u * e.magnitude[i];
   return {kLambda * std::sqrt(n) * size, squared(walk_of(n) * size)};
 }
-Reach reach_of_sum(const Exact& e, const Step&, size_t i);
+JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i);
 double gain_of_sum(const Exact& e);
 bool has_magnitude(const Exact& e);
 
@@ -47,6 +47,6 @@ bool has_magnitude(const Exact& e);
 // by 2 u, the division and the product with the position by one each. What a frequency is off by,
 // all positions share: of five bases and six sizes of heads the worst is 1.42 u, which with a third
 // of u^2 for the product is 2.4 of these 3.
-InnerError inner_of_angle(const Exact& e, size_t i);
+JudgedOp::InnerError inner_of_angle(const Exact& e, size_t i);
 
 }  // namespace lockstep
