@@ -20,7 +20,7 @@ struct Sums {
   double a = 0, b = 0;
 #pragma omp simd reduction(+ : a, b)
   for (int64_t i = 0; i < terms; ++i) {
-    const double product = static_cast<double>(w[i]) * x[i];
+    const double product = double{w[i]} * x[i];
     a += product;
     b += std::fabs(product);
   }
@@ -34,8 +34,8 @@ struct Sums {
   double a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
 #pragma omp simd reduction(+ : a0, a1, a2, a3, b0, b1, b2, b3)
   for (int64_t i = 0; i < terms; ++i) {
-    const double p0 = static_cast<double>(w[i]) * x[i], p1 = static_cast<double>(w1[i]) * x[i];
-    const double p2 = static_cast<double>(w2[i]) * x[i], p3 = static_cast<double>(w3[i]) * x[i];
+    const double p0 = double{w[i]} * x[i], p1 = double{w1[i]} * x[i];
+    const double p2 = double{w2[i]} * x[i], p3 = double{w3[i]} * x[i];
     a0 += p0, a1 += p1, a2 += p2, a3 += p3;
     b0 += std::fabs(p0), b1 += std::fabs(p1), b2 += std::fabs(p2), b3 += std::fabs(p3);
   }

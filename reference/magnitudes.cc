@@ -33,7 +33,7 @@ at::Tensor magnitudes_in_fp32(const at::Tensor& x, const at::Tensor& w) {
     const int64_t some = std::min(kTerms, terms - first);
     at::mm_out(into, x_size.narrow(1, first, some), w_size.narrow(1, first, some).t());
     const float* const from = part.const_data_ptr<float>();
-    for (int64_t i = 0; i < count; ++i) to[i] += static_cast<double>(from[i]);
+    for (int64_t i = 0; i < count; ++i) to[i] += double{from[i]};
   }
   double least = kMost, most = 0;
   bool numbers = true;

@@ -29,9 +29,7 @@ int judge_command(Args args) {
   add_rounding_options(app, rounding);
   add_accumulator_option(app, accumulator);
   add_rope_pairs_option(app, pairs);
-  add_fail_fast_option(app, fail_fast);
-  add_error_budget_option(app, error_budget);
-  add_judge_rows_option(app, rows);
+  add_judging_options(app, fail_fast, error_budget, rows);
   add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"

@@ -70,9 +70,7 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
-  add_fail_fast_option(app, options.fail_fast);
-  add_error_budget_option(app, options.error_budget);
-  add_judge_rows_option(app, options.judge_rows);
+  add_judging_options(app, options.fail_fast, options.error_budget, options.judge_rows);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "

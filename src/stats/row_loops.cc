@@ -25,6 +25,7 @@ template <size_t kSums>
 struct Lanes {
   double sums[kSums][kLanes] = {};
 
+  int64_t count(size_t k) const { return static_cast<int64_t>(total(k)); }
   double total(size_t k) const {
     const double* const s = sums[k];
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
@@ -96,8 +97,8 @@ RowSums sums_of(const Lanes<kRowAmounts>& lanes) {
           .inner = lanes.most(kInner),
           .most = lanes.most(kWorst),
           .most_differing = lanes.most(kWorstDiffering),
-          .over = static_cast<int64_t>(lanes.total(kOver)),
-          .different = static_cast<int64_t>(lanes.total(kDifferent))};
+          .over = lanes.count(kOver),
+          .different = lanes.count(kDifferent)};
 }
 
 }  // namespace
@@ -173,12 +174,12 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           const double misrounded = g != r ? counts : 0;
           const double chance = counts * may[i], term = delta * w * over_v;
           w_want[i] = w;
-          w_got[i] = static_cast<float>(g);
-          w_unit[i] = static_cast<float>(counts > 0 ? unit : -1);
-          w_due[i] = static_cast<float>(due);
-          w_budgets[i] = static_cast<float>(budgets[i]);
-          w_may[i] = static_cast<float>(chance);
-          w_misrounded[i] = static_cast<float>(misrounded);
+          w_got[i] = to_f32(g);
+          w_unit[i] = to_f32(counts > 0 ? unit : -1);
+          w_due[i] = to_f32(due);
+          w_budgets[i] = to_f32(budgets[i]);
+          w_may[i] = to_f32(chance);
+          w_misrounded[i] = to_f32(misrounded);
           sums[kElements][lane] += counts;
           sums[kUnits][lane] += unit;
           sums[kDue][lane] += due;
@@ -190,10 +191,10 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           sums[kScatter][lane] += term * term;
         });
   });
-  sum.elements += static_cast<int64_t>(lanes.total(kElements));
+  sum.elements += lanes.count(kElements);
   sum.squares += lanes.total(kUnits);
   sum.due += lanes.total(kDue);
-  sum.misrounded += static_cast<int64_t>(lanes.total(kMisrounded));
+  sum.misrounded += lanes.count(kMisrounded);
   sum.may_misround += lanes.total(kMay);
   sum.power += lanes.total(kPower);
   sum.offset += lanes.total(kOffset);
@@ -201,7 +202,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
   if (row.shared.empty()) sum.cross_scatter += lanes.total(kScatter);
   if (!rows_alike || row.carried.empty()) return;
   for (size_t i = 0; i < row.got.size(); ++i) {
-    weighed.common[i] = static_cast<float>(row.carried[i] * inverse[i]);
+    weighed.common[i] = to_f32(row.carried[i] * inverse[i]);
     sum.common += weighed.common[i];
   }
 }
@@ -285,18 +286,18 @@ GroupSums sum_group(const RowNumbers& row, std::span<const double> shared,
                                      : sum_group<true, true>;
   const Lanes<kAmounts> lanes =
       sum(row, shared.data(), carried.data(), stored, weighed, first, count);
-  return {.scatter = {.elements = static_cast<int64_t>(lanes.total(kElements)),
+  return {.scatter = {.elements = lanes.count(kElements),
                       .squares = lanes.total(kUnits),
                       .due = lanes.total(kDue),
                       .common = lanes.total(kCommon),
-                      .misrounded = static_cast<int64_t>(lanes.total(kMisrounded)),
+                      .misrounded = lanes.count(kMisrounded),
                       .may_misround = lanes.total(kMay)},
           .sum = lanes.total(kShared),
           .squares = lanes.total(kSquares),
           .carried = lanes.total(kCarried),
           .cross = lanes.total(kCross),
-          .most = static_cast<float>(lanes.most(kMost)),
-          .most_misrounded = static_cast<float>(lanes.most(kMostMisrounded))};
+          .most = to_f32(lanes.most(kMost)),
+          .most_misrounded = to_f32(lanes.most(kMostMisrounded))};
 }
 
 }  // namespace lockstep

@@ -16,6 +16,9 @@ namespace lockstep {
 
 struct RowNumbers;
 
+// The nearest number of fp32, in which rows are weighed.
+inline float to_f32(double x) { return static_cast<float>(x); }
+
 // The amounts that each element of a row adds to the slices that it is in.
 struct WeighedRow {
   std::vector<double> want;

@@ -170,12 +170,12 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   Moments& sum = measured.sum;
   WeighedRow& weighed = measured.elements;
   weighed.want[i] = e.want;
-  weighed.got[i] = static_cast<float>(e.got);
-  weighed.unit[i] = static_cast<float>(unit);
-  weighed.budgets[i] = static_cast<float>(e.budgets);
-  weighed.may_misround[i] = static_cast<float>(row.misround[i]);
+  weighed.got[i] = to_f32(e.got);
+  weighed.unit[i] = to_f32(unit);
+  weighed.budgets[i] = to_f32(e.budgets);
+  weighed.may_misround[i] = to_f32(row.misround[i]);
   if (options_.rows_alike && !row.carried.empty())
-    weighed.common[i] = static_cast<float>(row.carried[i] / variance);
+    weighed.common[i] = to_f32(row.carried[i] / variance);
   weighed.misrounded[i] = stored.different ? 1 : 0;
   ++sum.elements;
   sum.squares += unit;
@@ -190,7 +190,7 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much that of
   // this exact result differs.
   const double due = (rest * rest - stored.spacing * stored.spacing / 12) / variance;
-  weighed.due[i] = static_cast<float>(due);
+  weighed.due[i] = to_f32(due);
   sum.due += due;
   sum.power += e.want * e.want / variance;
   if (delta == 0) return;  // as of most

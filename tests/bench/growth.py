@@ -90,8 +90,8 @@ def main():
                                     model=layers_of(n, folder)))
                 for n in (1, 2, 4, 8)],
         }
-        print("| grows | sizes | seconds of all threads | exponent | peak of memory, MB "
-              "| exponent |")
+        print("| grows | sizes | seconds of all threads | exponent | peak of memory, MB | "
+              "exponent |")
         print("|---|---|---|---|---|---|")
         found = {}
         for name, list_of in series.items():

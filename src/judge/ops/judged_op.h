@@ -34,7 +34,7 @@ struct JudgedOp {
   // The same of neighbours, an array a part, as long as they are.
   struct InnerErrors {
     std::span<double> limit, variance;
-    std::span<double> shared, underflow;  // empty where has_shared, has_underflow are not set
+    std::span<double> shared, underflow;  // empty where JudgedOp does not have it
   };
 
   // How far a kernel may be, absolute, from the value of a step before it rounds it.
