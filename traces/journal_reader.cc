@@ -56,22 +56,6 @@ class Cursor {
   std::string_view rest_;
 };
 
-// Bytes of a file; fewer where it ends.
-std::string bytes_at(const InputFile& file, const std::string& path, size_t begin, size_t size) {
-  std::string bytes(size, '\0');
-  size_t have = 0;
-  while (have < size) {
-    const ssize_t got = ::pread(file.descriptor(), bytes.data() + have, size - have,
-                                static_cast<off_t>(begin + have));
-    if (got < 0 && errno == EINTR) continue;
-    check(got >= 0, "{}: cannot be read ({})", path, std::strerror(errno));
-    if (got == 0) break;
-    have += got;
-  }
-  bytes.resize(have);
-  return bytes;
-}
-
 void check_run(const RowRun& run) {
   check(run.is_sound(), "{} rows from position {} on are none, wanted positions of 0 to {}",
         run.count, run.first, kMostPositions - 1);
@@ -149,9 +133,8 @@ std::vector<Row> rows_from(const TensorHead& head, const Pass& pass, RowBudget& 
   const bool of_logits = head.rows_are == RowsAre::of_its_logits;
   check(of_logits || head.rows_are == RowsAre::of_the_pass, "a tensor's rows are of no kind");
   check(rows.empty(), "a tensor has names of rows and those of its pass");
-  check(budget.take(
-            static_cast<int64_t>(of_logits ? pass.info.logit_rows.size() : pass.info.rows.size())),
-        "its tensors {}", kTooManyRows);
+  const size_t named = of_logits ? pass.info.logit_rows.size() : pass.info.rows.size();
+  check(budget.take(named), "its tensors {}", kTooManyRows);
   if (of_logits)
     for (const int32_t at : pass.info.logit_rows) rows.push_back(pass.info.rows[at].row);
   else
@@ -211,6 +194,20 @@ RecordedTensor tensor_from(Cursor record, const Pass& pass, CacheHashes& caches,
 
 }  // namespace
 
+std::string file_part(const InputFile& file, const std::string& path, size_t begin, size_t size) {
+  std::string bytes(size, '\0');
+  size_t have = 0;
+  while (have < size) {
+    const ssize_t got = ::pread(file.descriptor(), bytes.data() + have, size - have, begin + have);
+    if (got < 0 && errno == EINTR) continue;
+    check(got >= 0, "{}: cannot be read ({})", path, std::strerror(errno));
+    if (got == 0) break;
+    have += got;
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
 // Walks over the records of a journal.
 class JournalReader::Scan {
  public:
@@ -239,7 +236,7 @@ class JournalReader::Scan {
   void take_beginning() {
     const std::string& path = journal_.path_;
     check(size_ > 0, "{}: a journal was wanted, the file is empty", path);
-    const std::string bytes = bytes_at(journal_.file_, path, 0, sizeof(JournalHead));
+    const std::string bytes = file_part(journal_.file_, path, 0, sizeof(JournalHead));
     check(bytes.starts_with(kJournalMagic), "{}: a journal was wanted, it does not begin as one",
           path);
     check(bytes.size() == sizeof(JournalHead), "{}: it was cut within its beginning", path);
@@ -333,8 +330,8 @@ class JournalReader::Scan {
   // Bytes at at_, in memory until the next call.
   char* bytes_here(size_t size) {
     if (at_ < piece_at_ || at_ + size > piece_at_ + piece_.size()) {
-      piece_ = bytes_at(journal_.file_, journal_.path_, at_,
-                        std::min(std::max(size, kPiece), size_ - at_));
+      piece_ = file_part(journal_.file_, journal_.path_, at_,
+                         std::min(std::max(size, kPiece), size_ - at_));
       piece_at_ = at_;
       check(size <= piece_.size(), "it has no end");
     }
@@ -371,7 +368,7 @@ Pass JournalReader::next_pass() {
   const PassAt& at = passes_.at(next_);
   if (at.block == next_) budget_ = RowBudget(0);
   budget_.add(at.end - at.begin);
-  const std::string bytes = bytes_at(file_, path_, at.begin, at.end - at.begin);
+  const std::string bytes = file_part(file_, path_, at.begin, at.end - at.begin);
   Cursor rest(bytes);
   const auto next_record = [&rest] {
     const auto head = rest.take<RecordHead>();

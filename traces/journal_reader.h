@@ -11,6 +11,9 @@
 
 namespace lockstep {
 
+// Bytes of a file from `begin` on; fewer where it ends.
+std::string file_part(const InputFile& file, const std::string& path, size_t begin, size_t size);
+
 // Reads a journal: all of it once, to see how far it is whole, and then pass by pass, so that no
 // more than one lies in memory, and the row hashes of the caches. Not for several threads.
 class JournalReader {

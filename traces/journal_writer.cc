@@ -140,7 +140,7 @@ std::string_view JournalEncoder::pass(const Pass& pass) {
 
 void JournalEncoder::put_pass(const Pass& pass) {
   const PassInfo& info = pass.info;
-  const size_t best = pass.logits.empty() ? 0 : pass.logits[0].ids.size();
+  const uint32_t best = pass.logits.empty() ? 0 : how_many(pass.logits[0].ids);
   std::string body;
   put(PassHead{.pass = info.pass,
                .flags = (in_block_ == 1 ? kBeginsAnew : 0) |
@@ -152,7 +152,7 @@ void JournalEncoder::put_pass(const Pass& pass) {
                .tables = how_many(info.pages),
                .inherited = how_many(info.inherited),
                .logits = how_many(pass.logits),
-               .best = static_cast<uint32_t>(best)},
+               .best = best},
       body);
   for (const PassRow& row : info.rows)
     put(PackedRow{row.row.request, row.row.position, row.token, static_cast<int32_t>(row.phase),

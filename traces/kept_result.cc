@@ -4,10 +4,6 @@
 // becoming another trace.
 #include "traces/kept_result.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 
@@ -30,18 +26,6 @@ bool is_journal(const std::string& path) { return path.ends_with(".journal"); }
 
 std::string file_in(const std::string& folder) { return folder + "/result.json"; }
 
-// Bytes `begin` to `end` of a file.
-std::string part_of(const InputFile& file, const std::string& path, size_t begin, size_t end) {
-  std::string text(end - begin, '\0');
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at, begin + at);
-    if (got < 0 && errno == EINTR) continue;
-    check(got > 0, "{}: cannot be read to its end", path);
-    at += got;
-  }
-  return text;
-}
-
 // Where the trace in an HDF5 file ends, and what follows it.
 struct Rest {
   size_t begin = 0;
@@ -54,7 +38,7 @@ Rest rest_of(const std::string& path) {
   const size_t begin = sealed_bytes(path);
   check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
         path);
-  return {begin, part_of(file, path, begin, file.size())};
+  return {begin, file_part(file, path, begin, file.size() - begin)};
 }
 
 void write_behind_journal(const std::string& path, const std::string& json) {

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import types
@@ -260,6 +261,10 @@ class Engines(InFolder):
             read = Journal(path)
             self.assertIn("was cut or damaged", read.problem)
             self.assertEqual(len(read.passes), passes)
+        forged = bytearray(whole[:24]) + bytes(8) + struct.pack("<II", 2, 1) + b"[]"
+        struct.pack_into("<Q", forged, 24, xxhash.xxh3_64_intdigest(bytes(forged[24:])))
+        path.write_bytes(forged)
+        self.refused("cannot be read: it is damaged", Journal, path)
         for bad in (b"", b"lockstep", whole[:20], b"x" * 100):
             path.write_bytes(bad)
             self.refused("does not begin as one", Journal, path)

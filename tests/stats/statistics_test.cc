@@ -588,7 +588,9 @@ class TwoWays : public testing::TestWithParam<DType> {
       EXPECT_EQ(a[i].kind, b[i].kind);
       EXPECT_NEAR(a[i].value / b[i].value, 1, 1e-9) << i << a[i].slice;
       EXPECT_NEAR(a[i].limit / b[i].limit, 1, 1e-9) << i << a[i].slice;
-      if (a[i].kind == StatisticKind::worst_slice) EXPECT_EQ(a[i].slice, b[i].slice);
+      if (a[i].kind == StatisticKind::worst_slice) {
+        EXPECT_EQ(a[i].slice, b[i].slice);
+      }
     }
   }
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.digest import xxh3
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, reading
 from lockstep.rows import PassRows, Row
 
 MAGIC, VERSION = b"lockstep journal", 1
@@ -138,7 +138,8 @@ class Journal:
               f"{path}: a journal was wanted, it does not begin as one")
         check(HEAD.unpack_from(data)[1] == VERSION, f"{path}: a journal of version {VERSION} was "
               f"wanted, found {HEAD.unpack_from(data)[1]}: read it with the version that wrote it")
-        self._read(data)
+        with reading(str(path)):
+            self._read(data)
         check(self.manifest, f"{path}: {self.problem}")
 
     def _read(self, data: memoryview) -> None:
