@@ -252,7 +252,9 @@ void add_wrong(const Result& result, const NextSteps& steps, std::vector<Block>&
   std::ranges::move(map_of(result), std::back_inserter(blocks));
   std::ranges::move(wrong_ops_of(result), std::back_inserter(blocks));
   facts.emplace_back("nodes", counts_text(result));
-  if (!result.requests.empty()) facts.emplace_back("effect", effect_text(result));
+  // Where rows were drawn no model was there that tokens could differ from.
+  if (!result.requests.empty() && result.scope.rows.asked.all())
+    facts.emplace_back("effect", effect_text(result));
   if (const std::string next = next_text(result, steps); !next.empty())
     facts.emplace_back("next", next);
 }

@@ -38,6 +38,8 @@ TEST(JudgeRows, FindsABugOfAllRows) {
                                       " -n 2 --judge-rows 4 --fault rope-interleaved@layer=3");
   EXPECT_EQ(wrong.status, 1) << wrong.err;
   EXPECT_NE(wrong.out.find("diverged: layer 3 attn.q_rope"), std::string::npos) << wrong.out;
+  // No model was there that tokens could differ from.
+  EXPECT_EQ(wrong.out.find("\neffect"), std::string::npos) << wrong.out;
 }
 
 TEST(JudgeRows, ASavedTraceIsJudgedInTheSameRows) {
