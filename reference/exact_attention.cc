@@ -363,6 +363,8 @@ void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const int64_t queries = q.size(0);
   // Each block fills its own rows of the result, in whatever order.
   at::parallel_for(0, (queries + together - 1) / together, 1, [&](int64_t begin, int64_t end) {
+    // MKL, which works alone in here, orders its sums by how many threads it might have.
+    at::set_num_threads(1);
     for (int64_t first = begin * together; first < std::min(end * together, queries);
          first += together) {
       const int64_t count = std::min(together, queries - first);

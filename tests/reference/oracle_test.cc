@@ -274,13 +274,13 @@ TEST_F(Magnitudes, ThreadsChangeNothing) {
   const Tensor x = random({160, 192}), q = random({160, config().heads, config().head_dim}),
                k = random({160, config().kv_heads, config().head_dim});
   std::vector<Numbers> logits, attention;
-  for (int threads : {1, 2, 3}) {
+  for (int threads : {1, 2, 3, 4}) {
     oracle_ = open_reference().oracle(*checkpoint_, {.threads = threads});
     logits.push_back(evaluate(point("logits"), {x}, positions).want);
     attention.push_back(evaluate(point("attn.out"), {q}, positions, {k, k}).want);
   }
   EXPECT_EQ(logits[0].size(), 160u * 4096);
-  for (size_t i : {1u, 2u}) {
+  for (size_t i : {1u, 2u, 3u}) {
     EXPECT_TRUE(std::ranges::equal(logits[i], logits[0]));
     EXPECT_TRUE(std::ranges::equal(attention[i], attention[0]));
   }
