@@ -34,9 +34,14 @@ class CallCapture {
   CallCapture(std::string_view function, std::span<const std::string_view> inputs,
               const OpContext& context);
 
-  void add_output(const TensorView& out) { put(call_.outputs, "out", out); }
+  void add_output(const TensorView& out) { add_output("out", out); }
+  void add_output(const char* name, const TensorView& out) { put(call_.outputs, name, out); }
   void add_output(const KvCache& cache);
   void add(const TensorView& tensor) { put(call_.inputs, next_name(), tensor); }
+  // An input of an op whose table has no names.
+  void add(std::string name, const TensorView& tensor) {
+    put(call_.inputs, std::move(name), tensor);
+  }
   void add(const WeightView& weight) { add(weight.codes); }
   void add(const KvCache& cache);
   void add(const AttentionBatch& batch);
