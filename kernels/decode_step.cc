@@ -1,3 +1,6 @@
+// The host's side of the persistent decode step: the shapes that its kernels are built for, and
+// what a launch may be given. Whatever is not built is refused here, with the executor that does
+// it.
 #include "kernels/decode_step.h"
 
 #include <algorithm>

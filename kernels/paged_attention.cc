@@ -345,23 +345,27 @@ struct AttentionKernel {
   }
 
   template <int N>
-  [[gnu::always_inline]] void finish() const {
-    const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
-    T* out = problem.out.as<T>();
-    for (int64_t row = 0; row < task.queries * group; ++row) {
-      const Keys seen = problem.seen_from(task.position + row / group);
-      const float row_sum = scratch.row_sum[row];
-      // Scores that are all -Inf have no softmax; a query that sees no key has an empty sum.
-      const float inv_row_sum = seen.begin == seen.end ? 0.0f
-                                : row_sum == 0         ? std::numeric_limits<float>::quiet_NaN()
-                                                       : 1.0f / row_sum;
-      const float* o = &scratch.o[row * stride];
-      T* to = out + element(row / group, row % group);
-      for (int64_t i = 0; i < d; i += N)
-        simd::store<N>(to + i, simd::load<N>(o + i) * inv_row_sum, d - i);
-    }
-  }
+  [[gnu::always_inline]] void finish() const;
 };
+
+template <typename T>
+template <int N>
+[[gnu::always_inline]] inline void AttentionKernel<T>::finish() const {
+  const int64_t d = problem.head_dim(), group = problem.group(), stride = problem.stride();
+  T* out = problem.out.as<T>();
+  for (int64_t row = 0; row < task.queries * group; ++row) {
+    const Keys seen = problem.seen_from(task.position + row / group);
+    const float row_sum = scratch.row_sum[row];
+    // Scores that are all -Inf have no softmax; a query that sees no key has an empty sum.
+    const float inv_row_sum = seen.begin == seen.end ? 0.0f
+                              : row_sum == 0         ? std::numeric_limits<float>::quiet_NaN()
+                                                     : 1.0f / row_sum;
+    const float* o = &scratch.o[row * stride];
+    T* to = out + element(row / group, row % group);
+    for (int64_t i = 0; i < d; i += N)
+      simd::store<N>(to + i, simd::load<N>(o + i) * inv_row_sum, d - i);
+  }
+}
 
 // Throws unless the batch's values describe requests that share these queries.
 void check_batch(const Problem& p, const AttentionBatch& batch) {

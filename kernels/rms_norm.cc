@@ -1,3 +1,5 @@
+// RMSNorm on the CPU. Threads share the rows, and each row is one thread's, so that its bits depend
+// on nothing but the row; the mean and its root are fp64, all else is fp32.
 #include "kernels/rms_norm.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The graph of a Qwen model, made of the rows of points.h: a node for each point that the model
+// has, and an edge for each name in Point::reads. No list of a model's places stands anywhere else.
 #include "probes/qwen_graph.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Reads config.json in its old and its new spelling, and makes RoPE's frequencies by the formulas
+// of transformers, in fp64. Fields that are absent have that library's defaults.
 #include "reference/recipe.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The options that several commands have, each bound to a field of src/session. A value is checked
+// as it is parsed, so that a bad one is refused with a sentence before anything is opened.
 #include "tools/options.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,5 @@
+// Parses a command line, and describes its options as data (CommandPage), of which the help, the
+// completions and the man page are made.
 #include "tools/parse.h"
 
 #include <fmt/format.h>
@@ -22,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using Words = std::vector<std::string>;
+using Completion = CommandPage::Option::Completion;
 
 Words names_of(const auto& rows) {
   Words names;
@@ -32,50 +35,50 @@ Words names_of(const auto& rows) {
 // The completions of a value, by what stands for it in the help. To add a kind: its row.
 struct ValueKind {
   std::string_view value;
-  OptionPage::Completion completion;
+  Completion completion;
   Words (*words)();
 };
 constexpr auto kValueKinds = std::to_array<ValueKind>({
-    {"DIR", OptionPage::Completion::folders, nullptr},
-    {"FILE", OptionPage::Completion::files, nullptr},
-    {"FILE.jsonl", OptionPage::Completion::files, nullptr},
-    {"LIB.so|FILE.py", OptionPage::Completion::files, nullptr},
-    {"PATH.trace", OptionPage::Completion::files, nullptr},
-    {"TRACE", OptionPage::Completion::files, nullptr},
-    {"cpu|cuda[:N]", OptionPage::Completion::words,
+    {"DIR", Completion::folders, nullptr},
+    {"FILE", Completion::files, nullptr},
+    {"FILE.jsonl", Completion::files, nullptr},
+    {"LIB.so|FILE.py", Completion::files, nullptr},
+    {"PATH.trace", Completion::files, nullptr},
+    {"TRACE", Completion::files, nullptr},
+    {"cpu|cuda[:N]", Completion::words,
      [] {
        return Words{"cpu", "cuda"};
      }},
-    {"GLOB,...", OptionPage::Completion::list, [] { return names_of(kPoints); }},
-    {"NAME[@layer=L]", OptionPage::Completion::words, [] { return names_of(faults()); }},
-    {"MODE,...|all", OptionPage::Completion::list,
+    {"GLOB,...", Completion::list, [] { return names_of(kPoints); }},
+    {"NAME[@layer=L]", Completion::words, [] { return names_of(faults()); }},
+    {"MODE,...|all", Completion::list,
      [] {
        Words words = names_of(modes());
        words.emplace_back("all");
        return words;
      }},
-    {"WORD", OptionPage::Completion::words,
+    {"WORD", Completion::words,
      [] {
        Words words = names_of(glossary());
        std::ranges::for_each(words, [](std::string& w) { std::ranges::replace(w, ' ', '_'); });
        return words;
      }},
-    {"COMMAND|WORD", OptionPage::Completion::words, [] { return names_of(commands()); }},
+    {"COMMAND|WORD", Completion::words, [] { return names_of(commands()); }},
 });
 
-void describe_value(OptionPage& option) {
+void describe_value(CommandPage::Option& option) {
   const auto kind = std::ranges::find(kValueKinds, option.value, &ValueKind::value);
   if (kind != kValueKinds.end()) {
     option.completion = kind->completion;
     if (kind->words) option.words = kind->words();
   } else if (option.value.find('|') != std::string::npos) {
-    option.completion = OptionPage::Completion::words;
+    option.completion = Completion::words;
     option.words = CLI::detail::split(option.value, '|');
   }
 }
 
-OptionPage page_of(const CLI::Option& option) {
-  OptionPage page{.group = option.get_group(), .help = option.get_description()};
+CommandPage::Option page_of(const CLI::Option& option) {
+  CommandPage::Option page{.group = option.get_group(), .help = option.get_description()};
   page.required = option.get_required();
   page.repeatable = option.get_items_expected_max() > 1;
   if (option.get_items_expected_max() > 0) page.value = option.get_type_name();
@@ -99,7 +102,7 @@ CommandPage page_of(const CLI::App& app, const std::string& examples) {
                    .about = app.get_description()};
   for (const CLI::Option* option : app.get_options()) page.options.push_back(page_of(*option));
   std::stable_partition(page.options.begin(), page.options.end(),
-                        [](const OptionPage& option) { return option.is_argument(); });
+                        [](const CommandPage::Option& option) { return option.is_argument(); });
   for (const std::string& line : CLI::detail::split(examples, '\n'))
     if (!line.empty()) page.examples.push_back(CLI::detail::trim_copy(line));
   return page;

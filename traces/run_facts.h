@@ -17,6 +17,9 @@ struct RunFacts {
   bool one_op = false;         // the trace holds the inputs of one op, kept before it ran
 };
 
+// The text of the provenance that says who computes products: "oneDNN 2.6.3", "cuBLASLt".
+inline constexpr const char* kMatmulFact = "matmul";
+
 // Throws Error when the trace declares a size that is none.
 RunFacts run_facts_of(const Manifest& manifest);
 

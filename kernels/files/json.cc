@@ -110,14 +110,6 @@ std::string end_of(const JsonSource& source) {
   return source.remedy.empty() ? "" : fmt::format(": {}", source.remedy);
 }
 
-// The range of a whole number, in words.
-std::string whole_wanted(int64_t least, uint64_t most) {
-  const bool open_below = least == INT64_MIN, open_above = most >= INT64_MAX;
-  if (open_below) return "a whole number";
-  if (open_above) return fmt::format("a whole number of at least {}", least);
-  return fmt::format("a whole number from {} to {}", least, most);
-}
-
 }  // namespace
 
 JsonDocument::JsonDocument(std::string_view text, const JsonSource& source) {
@@ -171,15 +163,25 @@ double JsonValue::real() const {
   refuse("a number, \"NaN\", \"Infinity\" or \"-Infinity\"");
 }
 
-uint64_t JsonValue::whole_within(int64_t least, uint64_t most) const {
-  const bool whole = at_ != nullptr && json(at_).is_number_integer();
-  const bool positive = whole && json(at_).is_number_unsigned();
-  // The bits of a negative one are those of its two's complement, and compare as such below.
-  const uint64_t bits = whole ? json(at_).get<uint64_t>() : 0;
-  const bool fits = positive ? bits <= most && std::cmp_greater_equal(bits, least)
-                             : static_cast<int64_t>(bits) >= least;
-  if (!whole || !fits) refuse(whole_wanted(least, most));
-  return bits;
+std::string JsonValue::wanted_within(Limit least, Limit most) {
+  const auto text = [](Limit limit) {
+    return limit.negative ? fmt::format("{}", static_cast<int64_t>(limit.bits))
+                          : fmt::format("{}", limit.bits);
+  };
+  const bool open_below = least == Limit::of(INT64_MIN), open_above = most >= Limit::of(INT64_MAX);
+  if (open_below && open_above) return "a whole number";
+  if (open_above && least <= most) return fmt::format("a whole number of at least {}", text(least));
+  if (open_below) return fmt::format("a whole number of at most {}", text(most));
+  return fmt::format("a whole number from {} to {}{}", text(least), text(most),
+                     least <= most ? "" : ", which none is,");
+}
+
+uint64_t JsonValue::whole_within(Limit least, Limit most) const {
+  if (at_ == nullptr || !json(at_).is_number_integer()) refuse(wanted_within(least, most));
+  const Limit value = json(at_).is_number_unsigned() ? Limit::of(json(at_).get<uint64_t>())
+                                                     : Limit::of(json(at_).get<int64_t>());
+  if (value < least || value > most) refuse(wanted_within(least, most));
+  return value.bits;
 }
 
 // A missing field remembers who lacks it: the Error is thrown by whoever reads it, since many

@@ -2,6 +2,7 @@
 // field and what was wanted of it.
 #pragma once
 
+#include <compare>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -68,9 +69,10 @@ class JsonValue {
   double real()
       const;  // a number, or a text that json_number() makes of what JSON has no number for
   template <std::integral T>
-  // Throws Error of a fraction, and of a number outside of [least, most].
+  // Throws Error of a fraction, and of a number outside of [least, most]; where least > most, of
+  // any.
   T whole(T least = std::numeric_limits<T>::min(), T most = std::numeric_limits<T>::max()) const {
-    return static_cast<T>(whole_within(static_cast<int64_t>(least), static_cast<uint64_t>(most)));
+    return static_cast<T>(whole_within(Limit::of(least), Limit::of(most)));
   }
 
   // A field of an object, and an entry of a list. One that is missing throws when it is read.
@@ -102,8 +104,24 @@ class JsonValue {
   friend class JsonDocument;
   using Tree = JsonDocument::Tree;
   JsonValue(const Tree* tree, const void* at) : tree_(tree), at_(at) {}
+  // A whole number of 64 bits, with or without a sign.
+  struct Limit {
+    template <std::integral T>
+    static Limit of(T value) {
+      return {std::cmp_less(value, 0), static_cast<uint64_t>(value)};
+    }
+    bool negative;
+    uint64_t bits;  // two's complement
+
+    friend bool operator==(const Limit&, const Limit&) = default;
+    // In the order of the numbers, which those of one sign have as two's complement too.
+    friend auto operator<=>(const Limit& a, const Limit& b) {
+      return std::pair(!a.negative, a.bits) <=> std::pair(!b.negative, b.bits);
+    }
+  };
+  static std::string wanted_within(Limit least, Limit most);
   // Two's complement. The limits of 64 bits are none.
-  uint64_t whole_within(int64_t least, uint64_t most) const;
+  uint64_t whole_within(Limit least, Limit most) const;
 
   const Tree* tree_;
   const void* at_ = nullptr;     // the value in the tree; null: it is missing

@@ -55,33 +55,7 @@ class Attention {
   }
 
   // The head `i` of the group, or its K or V: from the product to where attention reads it.
-  __device__ void head(const Share& s, int i) {
-    const bool is_q = i < kGroup, is_k = i == kGroup;
-    const int q = a.heads * kDim, kv = a.kv_heads * kDim;
-    const int at = is_q ? (s.head * kGroup + i) * kDim : q + (is_k ? 0 : kv) + s.head * kDim;
-    const bf16* weights = is_q ? w.q_norm : is_k ? w.k_norm : nullptr;
-    bf16 gain[kChunks], e[kChunks];
-    Rotation turns[kChunks / 2];
-    if (weights != nullptr)
-      for (int c = 0; c < kChunks; ++c) gain[c] = load_early(weights + b.lane + c * kWarp);
-    if (is_q || is_k)
-      for (int c = 0; c < kChunks / 2; ++c)
-        turns[c] = Rotation({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, s.row,
-                            b.lane + c * kWarp);
-    const uint32_t* from = b.word(s.row, b.places.qkv + at) + b.lane;
-    uint32_t words[kChunks];
-    await_each(words, from, b.tags.of(layer_), b.watch, layer_);
-    for (int c = 0; c < kChunks; ++c) e[c] = bits_in(words[c]);
-    if (weights != nullptr) normalise(e, gain);
-    const bool shown = s.has_last();
-    const int64_t row_at = is_q ? int64_t{s.row} * q + at : int64_t{s.row} * kv + s.head * kDim;
-    if (shown && weights != nullptr) store(is_q ? w.q_norm_out : w.k_norm_out, row_at, e);
-    if (is_q || is_k) rotate(e, turns);
-    if (shown && is_q) store(w.q_rope_out, row_at, e);
-    if (shown && is_k) store(w.k_rope_out, row_at, e);
-    store(is_q ? reinterpret_cast<bf16*>(head_at(i)) : fresh(is_k ? 0 : 1), 0, e);
-    if (!is_q) append(s, is_k ? w.cache_k : w.cache_v, e);
-  }
+  __device__ void head(const Share& s, int i);
   __device__ void normalise(bf16 (&e)[kChunks], const bf16 (&gain)[kChunks]) const {
     float squares = 0;
     for (int c = 0; c < kChunks; ++c) squares = __fmaf_rn(widen(e[c]), widen(e[c]), squares);
@@ -114,48 +88,9 @@ class Attention {
 
   // The scores of 16 positions with all heads of the group: columns 2 (lane % 4) and the next one,
   // rows lane / 4 and eight further.
-  __device__ void scores(float (&score)[4], uint32_t keys) const {
-    float sum[2][4] = {};
-    const uint32_t q = shared_address(head_at(b.lane / 4)) + b.lane % 4 * 16;
-#pragma unroll
-    for (int step = 0; step < kDim / 64; ++step) {
-      Fragment low, high;
-      low.read(keys + b.lane / 4 * kDim * 2 + step * 128, b.lane);
-      high.read(keys + (b.lane / 4 + kOctet) * kDim * 2 + step * 128, b.lane);
-      uint4 in[2] = {};
-      if (b.lane / 4 < kGroup) {
-        in[0] = load_shared(q + step * 128);
-        in[1] = load_shared(q + step * 128 + 64);
-      }
-      multiply(sum, low, high, in);
-    }
-    for (int i = 0; i < 4; ++i) score[i] = (sum[0][i] + sum[1][i]) * a.score_scale;
-  }
+  __device__ void scores(float (&score)[4], uint32_t keys) const;
 
-  __device__ void add(const Share& s, int tile, uint32_t keys) {
-    const int left = s.context - (s.first_tile + tile) * kTile;  // positions from the first on
-    if (left <= kTile) put_fresh(left - 1, keys);
-    float p[4];
-    scores(p, keys);
-    const bool has_low = b.lane / 4 < left, has_high = b.lane / 4 + kOctet < left;
-    float scale[2];
-    for (int i = 0; i < 2; ++i) {
-      float most = fmaxf(has_low ? p[i] : -INFINITY, has_high ? p[i + 2] : -INFINITY);
-      for (int o = 4; o < kWarp; o *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
-      most = fmaxf(most_[i], most);
-      scale[i] = most_[i] == -INFINITY ? 0 : exp_2(most_[i] - most);
-      most_[i] = most;
-      p[i] = has_low ? exp_2(p[i] - most) : 0;
-      p[i + 2] = has_high ? exp_2(p[i + 2] - most) : 0;
-      weight_[i] = weight_[i] * scale[i] + (p[i] + p[i + 2]);
-    }
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) {
-      const float k = __shfl_sync(~0u, scale[h % 2], h / 2);
-      for (int c = 0; c < kChunks; ++c) sum_[h][c] *= k;
-    }
-    add_values(p, min(left, kTile), keys + Copy::kTileBytes);
-  }
+  __device__ void add(const Share& s, int tile, uint32_t keys);
   // A lane has as many dims of the output, next to each other, as it has chunks of a head.
   __device__ void add_values(const float (&p)[4], int positions, uint32_t values) {
 #pragma unroll
@@ -226,30 +161,7 @@ class Attention {
     store_word(b.word(row, b.places.attention + at), tagged(number, b.tags.of(layer_)));
     if (w.attention_out != nullptr) w.attention_out[int64_t{row} * a.heads * kDim + at] = number;
   }
-  __device__ void publish(const Share& s) const {
-    const int warps = min(kWarps, s.tiles);
-#pragma unroll 1
-    for (int i = b.thread; i < kGroup * kDim; i += kThreads) {
-      const int h = i / kDim, dim = i % kDim, head = s.head * kGroup + h;
-      float most = -INFINITY, weight = 0, sum = 0;
-#pragma unroll 1
-      for (int k = 0; k < warps; ++k) most = fmaxf(most, warp_scale(k, h)[0]);
-#pragma unroll 1
-      for (int k = 0; k < warps; ++k) {
-        const float scale = exp_2(warp_scale(k, h)[0] - most);
-        weight = __fmaf_rn(scale, warp_scale(k, h)[1], weight);
-        sum = __fmaf_rn(scale, warp_sums(k, h)[dim], sum);
-      }
-      if (s.shares == 1) {
-        give(s.row, head, dim, s.tiles == 0 ? 0 : __fdiv_rn(sum, weight));
-        continue;
-      }
-      unsigned long long* to = partial(s.row, head, s.index);
-      const uint32_t tag = b.tags.of(layer_);
-      store_pair(to + dim, tagged(sum, tag));
-      if (dim < 2) store_pair(to + kDim + dim, tagged(dim == 0 ? most : weight, tag));
-    }
-  }
+  __device__ void publish(const Share& s) const;
 
   // Those of the first `count` pairs, `stride` apart, that have not come are read again until they
   // have; the others were read before.
@@ -276,6 +188,106 @@ class Attention {
   float most_[2], weight_[2];
   float sum_[kGroup][kChunks];
 };
+
+template <int kDim, int kGroup>
+inline __device__ void Attention<kDim, kGroup>::head(const Share& s, int i) {
+  const bool is_q = i < kGroup, is_k = i == kGroup;
+  const int q = a.heads * kDim, kv = a.kv_heads * kDim;
+  const int at = is_q ? (s.head * kGroup + i) * kDim : q + (is_k ? 0 : kv) + s.head * kDim;
+  const bf16* weights = is_q ? w.q_norm : is_k ? w.k_norm : nullptr;
+  bf16 gain[kChunks], e[kChunks];
+  Rotation turns[kChunks / 2];
+  if (weights != nullptr)
+    for (int c = 0; c < kChunks; ++c) gain[c] = load_early(weights + b.lane + c * kWarp);
+  if (is_q || is_k)
+    for (int c = 0; c < kChunks / 2; ++c)
+      turns[c] = Rotation({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, s.row,
+                          b.lane + c * kWarp);
+  const uint32_t* from = b.word(s.row, b.places.qkv + at) + b.lane;
+  uint32_t words[kChunks];
+  await_each(words, from, b.tags.of(layer_), b.watch, layer_);
+  for (int c = 0; c < kChunks; ++c) e[c] = bits_in(words[c]);
+  if (weights != nullptr) normalise(e, gain);
+  const bool shown = s.has_last();
+  const int64_t row_at = is_q ? int64_t{s.row} * q + at : int64_t{s.row} * kv + s.head * kDim;
+  if (shown && weights != nullptr) store(is_q ? w.q_norm_out : w.k_norm_out, row_at, e);
+  if (is_q || is_k) rotate(e, turns);
+  if (shown && is_q) store(w.q_rope_out, row_at, e);
+  if (shown && is_k) store(w.k_rope_out, row_at, e);
+  store(is_q ? reinterpret_cast<bf16*>(head_at(i)) : fresh(is_k ? 0 : 1), 0, e);
+  if (!is_q) append(s, is_k ? w.cache_k : w.cache_v, e);
+}
+
+template <int kDim, int kGroup>
+inline __device__ void Attention<kDim, kGroup>::scores(float (&score)[4], uint32_t keys) const {
+  float sum[2][4] = {};
+  const uint32_t q = shared_address(head_at(b.lane / 4)) + b.lane % 4 * 16;
+#pragma unroll
+  for (int step = 0; step < kDim / 64; ++step) {
+    Fragment low, high;
+    low.read(keys + b.lane / 4 * kDim * 2 + step * 128, b.lane);
+    high.read(keys + (b.lane / 4 + kOctet) * kDim * 2 + step * 128, b.lane);
+    uint4 in[2] = {};
+    if (b.lane / 4 < kGroup) {
+      in[0] = load_shared(q + step * 128);
+      in[1] = load_shared(q + step * 128 + 64);
+    }
+    multiply(sum, low, high, in);
+  }
+  for (int i = 0; i < 4; ++i) score[i] = (sum[0][i] + sum[1][i]) * a.score_scale;
+}
+
+template <int kDim, int kGroup>
+inline __device__ void Attention<kDim, kGroup>::add(const Share& s, int tile, uint32_t keys) {
+  const int left = s.context - (s.first_tile + tile) * kTile;  // positions from the first on
+  if (left <= kTile) put_fresh(left - 1, keys);
+  float p[4];
+  scores(p, keys);
+  const bool has_low = b.lane / 4 < left, has_high = b.lane / 4 + kOctet < left;
+  float scale[2];
+  for (int i = 0; i < 2; ++i) {
+    float most = fmaxf(has_low ? p[i] : -INFINITY, has_high ? p[i + 2] : -INFINITY);
+    for (int o = 4; o < kWarp; o *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
+    most = fmaxf(most_[i], most);
+    scale[i] = most_[i] == -INFINITY ? 0 : exp_2(most_[i] - most);
+    most_[i] = most;
+    p[i] = has_low ? exp_2(p[i] - most) : 0;
+    p[i + 2] = has_high ? exp_2(p[i + 2] - most) : 0;
+    weight_[i] = weight_[i] * scale[i] + (p[i] + p[i + 2]);
+  }
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    const float k = __shfl_sync(~0u, scale[h % 2], h / 2);
+    for (int c = 0; c < kChunks; ++c) sum_[h][c] *= k;
+  }
+  add_values(p, min(left, kTile), keys + Copy::kTileBytes);
+}
+
+template <int kDim, int kGroup>
+inline __device__ void Attention<kDim, kGroup>::publish(const Share& s) const {
+  const int warps = min(kWarps, s.tiles);
+#pragma unroll 1
+  for (int i = b.thread; i < kGroup * kDim; i += kThreads) {
+    const int h = i / kDim, dim = i % kDim, head = s.head * kGroup + h;
+    float most = -INFINITY, weight = 0, sum = 0;
+#pragma unroll 1
+    for (int k = 0; k < warps; ++k) most = fmaxf(most, warp_scale(k, h)[0]);
+#pragma unroll 1
+    for (int k = 0; k < warps; ++k) {
+      const float scale = exp_2(warp_scale(k, h)[0] - most);
+      weight = __fmaf_rn(scale, warp_scale(k, h)[1], weight);
+      sum = __fmaf_rn(scale, warp_sums(k, h)[dim], sum);
+    }
+    if (s.shares == 1) {
+      give(s.row, head, dim, s.tiles == 0 ? 0 : __fdiv_rn(sum, weight));
+      continue;
+    }
+    unsigned long long* to = partial(s.row, head, s.index);
+    const uint32_t tag = b.tags.of(layer_);
+    store_pair(to + dim, tagged(sum, tag));
+    if (dim < 2) store_pair(to + kDim + dim, tagged(dim == 0 ? most : weight, tag));
+  }
+}
 
 template <int kDim, int kGroup>
 __device__ void Attention<kDim, kGroup>::reduce(int row, int head, int part, int shares) {

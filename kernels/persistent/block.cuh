@@ -130,28 +130,7 @@ struct Block {
   }
 
   // A vector of each row into the input of products; returns the sum of squares of this thread's.
-  __device__ float gather(int at, int width, uint32_t tag, int layer) const {
-    constexpr int kTogether = 4;
-    const Share s = share();
-    bf16* to = input(s.row);
-    float squares = 0;
-#pragma unroll 1
-    for (int begin = s.first; begin < width; begin += kTogether * s.stride) {
-      uint4 words[kTogether];
-      const int count = min(kTogether, (width - begin + s.stride - 1) / s.stride);
-      await_words(words, word(s.row, at) + begin, s.stride, count, tag, watch, layer);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (i >= count) break;
-        const uint4 w = words[i];
-        const uint2 packed = {w.x >> 16 | (w.y & 0xffff0000u), w.z >> 16 | (w.w & 0xffff0000u)};
-        *reinterpret_cast<uint2*>(to + begin + i * s.stride) = packed;
-        for (const uint32_t one : {w.x, w.y, w.z, w.w})
-          squares = __fmaf_rn(number_in(one), number_in(one), squares);
-      }
-    }
-    return squares;
-  }
+  __device__ float gather(int at, int width, uint32_t tag, int layer) const;
 
   // The same of the embedding's rows.
   __device__ float gather_embedding() const {
@@ -296,5 +275,28 @@ struct Block {
     return (warp + kWarps - tiles * warps % kWarps) % kWarps * kWarp + lane;
   }
 };
+
+inline __device__ float Block::gather(int at, int width, uint32_t tag, int layer) const {
+  constexpr int kTogether = 4;
+  const Share s = share();
+  bf16* to = input(s.row);
+  float squares = 0;
+#pragma unroll 1
+  for (int begin = s.first; begin < width; begin += kTogether * s.stride) {
+    uint4 words[kTogether];
+    const int count = min(kTogether, (width - begin + s.stride - 1) / s.stride);
+    await_words(words, word(s.row, at) + begin, s.stride, count, tag, watch, layer);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (i >= count) break;
+      const uint4 w = words[i];
+      const uint2 packed = {w.x >> 16 | (w.y & 0xffff0000u), w.z >> 16 | (w.w & 0xffff0000u)};
+      *reinterpret_cast<uint2*>(to + begin + i * s.stride) = packed;
+      for (const uint32_t one : {w.x, w.y, w.z, w.w})
+        squares = __fmaf_rn(number_in(one), number_in(one), squares);
+    }
+  }
+  return squares;
+}
 
 }  // namespace lockstep::persistent

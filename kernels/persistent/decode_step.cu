@@ -63,35 +63,7 @@ class Computer {
   __device__ void mark(Part part, int mark) const { b.mark(layer_, static_cast<int>(part), mark); }
 
   // The tokens of a list's units, two octets at a time, once the input is there.
-  __device__ void multiply(const List& list) {
-    const int begin = dealt_.first();
-    mark(part_, 0);
-#pragma unroll 1
-    for (int unit = begin; unit < list.units; unit += list.pairs ? stride_ : 2 * stride_) {
-      const int octets = list.pairs || unit + stride_ < list.units ? 2 : 1;
-      const Sum sum = sum_of(list, unit, octets);
-      const float early = sum.mine ? early_of(sum) : 0;
-      float sums[2][4] = {};
-      const bool held = list.width <= kSlotColumns;
-      Block::Held weights;
-      if (held)
-        b.hold(weights, octets, list.width);
-      else
-        b.ring.await_full(octets, b.watch);
-      if (unit == begin) make_input(list.width);
-      if (held)
-        b.add_held(sums, weights, list.width);
-      else
-        b.add_tile(sums, octets, list.width);
-      b.put_sums(sums);
-      sync_computing();
-      if (sum.mine) finish(sum, early);
-      ++b.tiles;
-    }
-    mark(part_, 2);
-    dealt_.add(list.units);
-    if (has_norm()) b.fetch_norm(next_norm(), ++b.norms);
-  }
+  __device__ void multiply(const List& list);
   __device__ const bf16* next_norm() const {
     if (part_ == Part::qkv) return layer().mlp_norm;
     if (part_ == Part::head) return nullptr;
@@ -255,6 +227,37 @@ class Computer {
   unsigned long long best_ = 0;
   int best_row_ = 0;
 };
+
+template <int kDim, int kGroup>
+inline __device__ void Computer<kDim, kGroup>::multiply(const List& list) {
+  const int begin = dealt_.first();
+  mark(part_, 0);
+#pragma unroll 1
+  for (int unit = begin; unit < list.units; unit += list.pairs ? stride_ : 2 * stride_) {
+    const int octets = list.pairs || unit + stride_ < list.units ? 2 : 1;
+    const Sum sum = sum_of(list, unit, octets);
+    const float early = sum.mine ? early_of(sum) : 0;
+    float sums[2][4] = {};
+    const bool held = list.width <= kSlotColumns;
+    Block::Held weights;
+    if (held)
+      b.hold(weights, octets, list.width);
+    else
+      b.ring.await_full(octets, b.watch);
+    if (unit == begin) make_input(list.width);
+    if (held)
+      b.add_held(sums, weights, list.width);
+    else
+      b.add_tile(sums, octets, list.width);
+    b.put_sums(sums);
+    sync_computing();
+    if (sum.mine) finish(sum, early);
+    ++b.tiles;
+  }
+  mark(part_, 2);
+  dealt_.add(list.units);
+  if (has_norm()) b.fetch_norm(next_norm(), ++b.norms);
+}
 
 template <int kDim, int kGroup>
 __global__ void __launch_bounds__(kBlock, 1) decode_step(const __grid_constant__ Step a) {

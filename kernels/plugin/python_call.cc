@@ -1,3 +1,6 @@
+// A call of a Python function as words and memory: the words say of each argument what it is and
+// where it lies in the memory that both processes have. Inputs are compared afterwards, because a
+// function that writes to one would falsify what later ops are judged by.
 #include "kernels/plugin/python_call.h"
 
 #include <fmt/ranges.h>

@@ -1,3 +1,6 @@
+// Fused ops of a user's Python file. Each entry hands over its arguments in the order in which the
+// function takes them, outputs first. Outputs are memory of our own with guard bytes around it, and
+// are copied to the model when the call has returned and was found clean.
 #include "kernels/plugin/python_fused.h"
 
 #include <string_view>

@@ -6,7 +6,8 @@
 //   said    what the program printed, shown when it fails
 //   program the text of python_ops.py, from memory
 //
-// A SIGINT while a function runs is kept until the function has said where it was.
+// A SIGINT while a function runs is kept until the function has said where it was. Where it came
+// too late for that, it ends the command as it does at any other time.
 #include "kernels/plugin/python_process.h"
 
 #include <fcntl.h>
@@ -185,8 +186,7 @@ void PythonProcess::await_lines(const std::string& who) {
   read_.append(some.data(), count);
 }
 
-// The words after `done`.
-std::string PythonProcess::answer(const std::string& who) {
+std::string PythonProcess::next_line(const std::string& who) {
   const Interruptible guard;
   for (int polls = 0; read_.find('\n') == read_.npos;) {
     await_lines(who);
@@ -196,8 +196,16 @@ std::string PythonProcess::answer(const std::string& who) {
   }
   std::string line = read_.substr(0, read_.find('\n'));
   read_.erase(0, line.size() + 1);
+  return line;
+}
+
+// The words after `done`.
+std::string PythonProcess::answer(const std::string& who) {
+  const std::string line = next_line(who);
   constexpr std::string_view kDone = "done", kFailed = "failed ";
   if (line.starts_with(kFailed)) fail("{} failed: {}", who, line.substr(kFailed.size()));
+  // The function did not see it: it had ended, or takes no notice.
+  if (interrupted) raise(SIGINT);
   return line.substr(std::min(kDone.size(), line.size()));
 }
 

@@ -38,7 +38,8 @@ class PythonProcess {
   // The memory that both share, of `bytes` at least. What was there is lost where it grows.
   std::span<uint8_t> memory(size_t bytes);
   // Sends the line and waits for its answer. Throws Error, which begins with `who`, when that is
-  // that it failed, when the process ended, and when a SIGINT came first, which it gets too.
+  // that it failed, when the process ended, and when a SIGINT came first, which it gets too. One
+  // that came as the call ended is raised again, so that it does what it does elsewhere.
   void ask(const std::string& who, const std::string& line);
   // Who calls holds it from the first byte that is written to the memory to the last that is read.
   std::mutex& mutex() { return mutex_; }
@@ -47,6 +48,7 @@ class PythonProcess {
   void start(const std::string& device);
   void end();
   std::string answer(const std::string& who);
+  std::string next_line(const std::string& who);
   void await_lines(const std::string& who);
   [[noreturn]] void fail_ended(const std::string& who);
   [[noreturn]] void fail_interrupted(const std::string& who);

@@ -35,6 +35,9 @@ class Auditor final : public Sink {
   void begin(const PassInfo& pass) override;
   void record(const Record& record) override;
   void end() override {}
+  // The request is in no further pass, and nobody inherits from it: what it wrote is forgotten as
+  // KvHistory::end() says.
+  void end(int32_t request) { history_.end(request); }
 
   // In the order in which they were found. Layer -1: of the page tables, whatever the layer.
   const std::vector<Finding>& findings() const { return findings_; }

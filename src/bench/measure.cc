@@ -1,3 +1,5 @@
+// The figures of `lockstep bench`: each published shape with random weights, one after another, so
+// that one model is in memory at a time, and the roofs of the machine beside them.
 #include "src/bench/measure.h"
 
 #include <fmt/format.h>

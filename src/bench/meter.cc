@@ -5,8 +5,9 @@
 
 #include <chrono>
 #include <cstring>
-#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "probes/digest.h"
 
@@ -28,11 +29,16 @@ class Clock {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// Where the time in an op is counted; null: nowhere.
-double PassMeter::Pass::*seconds_in(std::string_view op) {
-  if (op == "matmul" || op == "expert_matmul") return &PassMeter::Pass::matmul;
-  if (op == "paged_attention") return &PassMeter::Pass::attention;
-  return nullptr;
+template <typename T, typename... Arguments>
+constexpr bool kHas = (std::is_same_v<T, std::decay_t<Arguments>> || ...);
+
+// Where the time in an op is counted, by what it takes: products take weights, attention a batch;
+// null: nowhere.
+template <typename... Inputs>
+constexpr double PassMeter::Pass::*seconds_in() {
+  if (kHas<WeightView, Inputs...> || kHas<std::vector<TensorView>, Inputs...>)
+    return &PassMeter::Pass::matmul;
+  return kHas<AttentionBatch, Inputs...> ? &PassMeter::Pass::attention : nullptr;
 }
 
 }  // namespace
@@ -43,14 +49,16 @@ Ops PassMeter::ops() {
   Ops watched = inner_;
   for_each_op([&](const auto& row) {
     wrap(watched.*row.entry,
-         [this, seconds = seconds_in(row.name)](const auto& op, const OpContext& context,
-                                                const auto& out, const auto&... inputs) {
+         [this](const auto& op, const OpContext& context, const auto& out, const auto&... inputs) {
            keep(out);
+           constexpr auto seconds = seconds_in<decltype(inputs)...>();
            if (seconds == nullptr) return op(context, out, inputs...);
            const Clock clock(pass_.*seconds);
            op(context, out, inputs...);
          });
   });
+  // It gathers for a probe, whose memory may be gone by the next pass.
+  watched.kv_gather = inner_.kv_gather;
   wrap(watched.argmax, [this](const auto& op, const OpContext& context, const TensorView& out,
                               const TensorView& logits) {
     see_logits(logits);

@@ -15,8 +15,8 @@ class PassMeter {
  public:
   // The times of one pass, in seconds.
   struct Pass {
-    double matmul = 0;     // inside matmul and expert_matmul
-    double attention = 0;  // inside paged_attention
+    double matmul = 0;     // inside products with weights
+    double attention = 0;  // inside attention
     double checking = 0;   // the meter's own: to be taken off the pass
     uint64_t logits = 0;   // hash of the bytes of all its logits
     bool finite = true;    // no NaN or infinity in them

@@ -196,7 +196,7 @@ void Causes::add_exact(const std::vector<ExactNode>& nodes, OfPlace& of) {
   for (const ExactNode& node : nodes) {
     of.all.of_elements += node.wrong;
     ++of.all.of_nodes;
-    for (const ExactCause& cause : node.causes) {
+    for (const ExactNode::Cause& cause : node.causes) {
       Fit& fit = of.exact[cause.says];
       fit.elements += cause.explained;
       fit.nodes += cause.explained == node.wrong ? 1 : 0;

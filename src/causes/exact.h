@@ -11,14 +11,15 @@
 
 namespace lockstep {
 
-// An explanation of one node: how many of its wrong rows it explains.
-struct ExactCause {
-  std::string says;
-  int64_t explained = 0;
-};
+// A node that was found wrong, and what explains it.
 struct ExactNode {
+  // How many of its wrong rows one explanation explains.
+  struct Cause {
+    std::string says;
+    int64_t explained = 0;
+  };
   int64_t wrong = 0;  // rows
-  std::vector<ExactCause> causes;
+  std::vector<Cause> causes;
 };
 
 // The nodes of a place of op cache, argmax or top_k in a pass that were found wrong.

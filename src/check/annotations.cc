@@ -42,7 +42,7 @@ std::string commands_of(const char* level, const std::vector<CheckResult::Item>&
 
 std::string annotations_of(const CheckResult& result) {
   std::string out = commands_of("error", result.failures);
-  if (result.verdict == CheckVerdict::inconclusive)
+  if (result.verdict == CheckResult::Verdict::inconclusive)
     out = command("error", "lockstep: inconclusive", result.story) + out;
   return out + commands_of("notice", result.notes);
 }

@@ -101,7 +101,7 @@ CheckResult update_baseline(JudgedRun run, const CheckOptions& options) {
   Result judged = judge(run, bits);
   const Baseline baseline = baseline_of(judged, run.requests, run.judge.limits, bits);
   CheckResult result = compare(baseline, std::move(judged), bits, {}, options);
-  if (result.verdict != CheckVerdict::pass) {
+  if (result.verdict != CheckResult::Verdict::pass) {
     result.story = fmt::format("{} is left as it was, for a baseline is made of a clean run: {}",
                                options.path, result.story);
     return result;

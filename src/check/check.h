@@ -22,15 +22,12 @@
 
 namespace lockstep {
 
-enum class CheckVerdict : uint8_t { pass, fail, inconclusive };
-template <>
-inline constexpr auto kNamesOf<CheckVerdict> = std::to_array<const char*>({"pass", "fail",
-                                                                           "inconclusive"});
-
 // Whether an op class was judged by numbers: not one that must be exact.
 inline bool is_measured(const Reached& reached) { return !within(reached.rms, 0); }
 
 struct CheckResult {
+  enum class Verdict : uint8_t { pass, fail, inconclusive };
+
   enum class Kind : uint8_t {
     // These fail.
     introduced,
@@ -61,7 +58,7 @@ struct CheckResult {
     std::string says;                // a sentence that names the place
   };
 
-  CheckVerdict verdict = CheckVerdict::inconclusive;
+  Verdict verdict = Verdict::inconclusive;
   std::string story;         // one sentence
   std::string baseline;      // its path
   std::string baseline_sha;  // git's, of the build that made it; "": none is known
@@ -71,6 +68,9 @@ struct CheckResult {
   std::vector<ClassDrift> classes;
   Result run;
 };
+template <>
+inline constexpr auto kNamesOf<CheckResult::Verdict> = std::to_array<const char*>({"pass", "fail",
+                                                                                   "inconclusive"});
 template <>
 inline constexpr auto kNamesOf<CheckResult::Kind> =
     std::to_array<const char*>({"introduced", "nonfinite", "structural", "coverage", "bits",

@@ -1,3 +1,5 @@
+// A check against a baseline as a document, and as tests for JUnit: those of the judgement itself,
+// which fail here also for what only the baseline shows.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -126,8 +128,9 @@ std::vector<Block> held_to(const CheckResult& result) {
 std::string check_page(const CheckResult& result) {
   std::vector<Block> blocks = held_to(result);
   blocks.insert(blocks.begin(), Heading{"Beside the baseline"});
-  const CheckVerdict verdict = result.verdict;
-  const bool passed = verdict == CheckVerdict::pass, failed = verdict == CheckVerdict::fail;
+  const CheckResult::Verdict verdict = result.verdict;
+  const bool passed = verdict == CheckResult::Verdict::pass,
+             failed = verdict == CheckResult::Verdict::fail;
   return page_of(result.run, {.tone = passed   ? RunVerdict::clean
                                       : failed ? RunVerdict::diverged
                                                : RunVerdict::inconclusive,

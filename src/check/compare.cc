@@ -141,18 +141,18 @@ void conclude(CheckResult& result) {
   const Result& run = result.run;
   const size_t failures = result.failures.size(), notes = result.notes.size();
   if (run.verdict == RunVerdict::inconclusive) {
-    result.verdict = CheckVerdict::inconclusive;
+    result.verdict = CheckResult::Verdict::inconclusive;
     result.story = run.story;
   } else if (!run.findings.empty()) {
-    result.verdict = CheckVerdict::fail;
+    result.verdict = CheckResult::Verdict::fail;
     result.story = run.story;
   } else if (failures > 0) {
-    result.verdict = CheckVerdict::fail;
+    result.verdict = CheckResult::Verdict::fail;
     result.story = fmt::format("no op introduces an error, but beside {}: {}{}", result.baseline,
                                result.failures.front().says,
                                failures == 1 ? "" : fmt::format("; and {} more", failures - 1));
   } else {
-    result.verdict = CheckVerdict::pass;
+    result.verdict = CheckResult::Verdict::pass;
     result.story = fmt::format("{} of {} nodes within rounding, no less looked at than in {}",
                                run.judged, run.expected, result.baseline);
     if (notes > 0) result.story += fmt::format("; {} note{}", notes, notes == 1 ? "" : "s");

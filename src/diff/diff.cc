@@ -113,7 +113,7 @@ class Comparison {
   void enter_node(DiffSums& sums, int pass, int32_t request, size_t index);
   void add_to_place(const DiffSums& sums, size_t index);
   void look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                     const std::optional<DiffNode::Share>& share, size_t index);
+                     const std::optional<DiffResult::Node::Share>& share, size_t index);
   std::vector<bool> shown_by_both() const;
   void count_rows_of_b_alone();
   void sum_up_places();
@@ -356,7 +356,7 @@ void Comparison::compare_times(const Row& row, int pass, size_t index, DiffSums&
 }
 
 void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t index) {
-  DiffNode& node = sums.node;
+  DiffResult::Node& node = sums.node;
   node.id = {.place = places_[index], .pass = a_.pass(pass).info.pass, .request = request};
   node.relative = std::max(node.relative, sums.distance.relative());
   // A cache may hold what another request with the same tokens has written.
@@ -401,8 +401,8 @@ void Comparison::add_to_place(const DiffSums& sums, size_t index) {
 }
 
 void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                               const std::optional<DiffNode::Share>& share, size_t index) {
-  const std::optional<DiffNode> node = sums.kind(limit, share);
+                               const std::optional<DiffResult::Node::Share>& share, size_t index) {
+  const std::optional<DiffResult::Node> node = sums.kind(limit, share);
   if (!node) return;
   if (node->reason.empty() && std::isfinite(node->relative) && noise_.hides_a_choice(index)) {
     if (hidden_choice_.empty()) hidden_choice_ = text_of(node->id.place);

@@ -28,29 +28,6 @@
 
 namespace lockstep {
 
-// A node of `a` and how far `b` is from it.
-struct DiffNode {
-  // How much of what one op made of inputs of the same bits has other bits.
-  struct Share {
-    bool of_rows = false;  // else of elements: rows are counted where only their hashes are known
-    int64_t different = 0, of = 0;
-    double limit = 0;  // a share
-  };
-
-  NodeId id;
-  int32_t position = 0;      // of first_bits the first row that differs, of first_kind the worst
-  double relative = 0;       // rms of the difference / rms of a; a lower bound from digests
-  int requests = 1;          // that the bound is of together: which of them differ is not known
-  bool of_element = false;   // relative and limit are of one element of the row at `position`
-  bool same_inputs = false;  // the limit is that of two right ops of the same inputs
-  double limit = 0;          // what noise explains: kDiffGrowth times the inputs', and own noise
-  bool measured = false;     // by the numbers themselves
-  // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
-  std::string reason;
-  // Instead of a distance: more of it differs than two right ops of the same inputs explain.
-  std::optional<Share> share;
-};
-
 // All rows of one place that both traces have.
 struct DiffPlace {
   Place place;
@@ -62,12 +39,32 @@ struct DiffPlace {
   double ulps = 0;                     // difference_rms in ulp of rms, coarser dtype of the two
 };
 
-enum class DiffVerdict : uint8_t { identical, noise, different, inconclusive };
-template <>
-inline constexpr auto kNamesOf<DiffVerdict> =
-    std::to_array<const char*>({"identical", "noise", "different", "inconclusive"});
-
 struct DiffResult {
+  enum class Verdict : uint8_t { identical, noise, different, inconclusive };
+
+  // A node of `a` and how far `b` is from it.
+  struct Node {
+    // How much of what one op made of inputs of the same bits has other bits.
+    struct Share {
+      bool of_rows = false;  // else of elements: rows are counted where only their hashes are known
+      int64_t different = 0, of = 0;
+      double limit = 0;  // a share
+    };
+
+    NodeId id;
+    int32_t position = 0;      // of first_bits the first row that differs, of first_kind the worst
+    double relative = 0;       // rms of the difference / rms of a; a lower bound from digests
+    int requests = 1;          // that the bound is of together: which of them differ is not known
+    bool of_element = false;   // relative and limit are of one element of the row at `position`
+    bool same_inputs = false;  // the limit is that of two right ops of the same inputs
+    double limit = 0;          // what noise explains: kDiffGrowth times the inputs', and own noise
+    bool measured = false;     // by the numbers themselves
+    // Why no noise at all explains it, however small it is; empty: the numbers alone tell.
+    std::string reason;
+    // Instead of a distance: more of it differs than two right ops of the same inputs explain.
+    std::optional<Share> share;
+  };
+
   // Where the two take different ways: from there on the request is not compared.
   struct Flip {
     enum class Cause : uint8_t {
@@ -100,7 +97,7 @@ struct DiffResult {
     std::map<std::string, std::string> contracts;  // by point name, as it was judged under
   };
 
-  DiffVerdict verdict = DiffVerdict::inconclusive;
+  Verdict verdict = Verdict::inconclusive;
   std::string story;  // one sentence
   int64_t rows = 0, equal = 0;
   int64_t only_a = 0, only_b = 0;  // rows that the other trace lacks
@@ -109,11 +106,11 @@ struct DiffResult {
   int64_t more_a = 0, more_b = 0;
   int64_t unmeasured = 0;  // rows of other bits of which nothing says how far apart they are
   int64_t by_digest = 0;   // of which the digests of tensors alone do
-  std::optional<DiffNode> first_bits;  // first node in graph order with other bits
-  std::optional<DiffNode> first_kind;  // first that differs by more than noise explains
-  int64_t unmeasured_before = 0;       // those of both in places before it
+  std::optional<Node> first_bits;  // first node in graph order with other bits
+  std::optional<Node> first_kind;  // first that differs by more than noise explains
+  int64_t unmeasured_before = 0;   // those of both in places before it
   // The first whose digests say more than noise makes likely, though not for certain.
-  std::optional<DiffNode> first_doubt;
+  std::optional<Node> first_doubt;
   std::vector<DiffPlace> places;
   std::vector<Flip> flips;
   std::optional<Logits> logits;
@@ -124,6 +121,9 @@ struct DiffResult {
   std::vector<std::string> remarks;    // what is to be known of either file, in sentences
   std::vector<Judgement> judged;       // both, when a checkpoint was at hand; else empty
 };
+template <>
+inline constexpr auto kNamesOf<DiffResult::Verdict> =
+    std::to_array<const char*>({"identical", "noise", "different", "inconclusive"});
 
 // Noise is judged without an oracle. Where an op's inputs have the same bits in both traces, and
 // both declare one contract for it, two right ops are two roundings apart, and few of their

@@ -13,12 +13,12 @@
 namespace lockstep {
 namespace {
 
-std::string where(const DiffNode& node) {
+std::string where(const DiffResult::Node& node) {
   return fmt::format("{}, request {}, position {}", text_of(node.id.place), node.id.request,
                      node.position);
 }
 
-std::string text_of(const DiffNode::Share& share) {
+std::string text_of(const DiffResult::Node::Share& share) {
   return fmt::format(
       "{} of {} {} ({:.3g} %) have other bits though the inputs have the same, where two right ops "
       "differ in {:.3g} % at most",
@@ -26,7 +26,7 @@ std::string text_of(const DiffNode::Share& share) {
       100 * fraction(share.different, share.of), 100 * share.limit);
 }
 
-std::string what_differs(const DiffNode& node) {
+std::string what_differs(const DiffResult::Node& node) {
   if (!node.reason.empty()) return node.reason;
   if (node.share) return text_of(*node.share);
   std::string text = fmt::format("{:.2g} apart", node.relative);
@@ -39,7 +39,7 @@ std::string what_differs(const DiffNode& node) {
 
 // Where the first difference is, and what the places after it say where nothing is known of it.
 std::string told_by(const DiffResult& result) {
-  const DiffNode &bits = *result.first_bits, &kind = *result.first_kind;
+  const DiffResult::Node &bits = *result.first_bits, &kind = *result.first_kind;
   if (result.unmeasured_before == 0) {
     std::string text = fmt::format("{}: {}", where(kind), what_differs(kind));
     if (bits.id != kind.id) text += "; bits differ first at " + where(bits);
@@ -111,7 +111,7 @@ std::string why_unknown(const DiffResult& result) {
   return "";
 }
 
-void conclude(DiffResult& result, DiffVerdict verdict, std::string story) {
+void conclude(DiffResult& result, DiffResult::Verdict verdict, std::string story) {
   result.verdict = verdict;
   result.story = std::move(story);
 }
@@ -122,9 +122,9 @@ void conclude_of_noise(DiffResult& result) {
                                ? other_bits(result)
                                : fmt::format("{} rows have the same bits", result.rows);
   if (const std::string unknown = why_unknown(result); !unknown.empty())
-    return conclude(result, DiffVerdict::inconclusive, bits + "; " + unknown);
+    return conclude(result, DiffResult::Verdict::inconclusive, bits + "; " + unknown);
   const char* of_digests = result.by_digest > 0 ? ", as far as digests tell" : "";
-  conclude(result, DiffVerdict::noise,
+  conclude(result, DiffResult::Verdict::noise,
            fmt::format("{}, none further apart than rounding makes them{}{}", bits, of_digests,
                        text_of_flips(result)));
 }
@@ -166,14 +166,14 @@ void conclude_of_judgements(DiffResult& result) {
   if (right_a && right_b) {
     // A flip of either trace is judged there. What was asked of the two runs remains.
     if (!result.structure.empty()) return;
-    return conclude(result, DiffVerdict::noise,
+    return conclude(result, DiffResult::Verdict::noise,
                     fmt::format("both are right, each under its own contract{}{}{}",
                                 how_they_part(result), fed_to_one(result), not_common(result)));
   }
   if (right_a == right_b) return;
   const DiffResult::Judgement& wrong = right_a ? b : a;
   if (wrong.verdict != RunVerdict::diverged) return;
-  conclude(result, DiffVerdict::different,
+  conclude(result, DiffResult::Verdict::different,
            fmt::format("{} introduces an error, and {} does not: {}", wrong.trace,
                        right_a ? a.trace : b.trace, wrong.story));
 }
@@ -181,7 +181,7 @@ void conclude_of_judgements(DiffResult& result) {
 }  // namespace
 
 void summarise(DiffResult& result, const std::string& broken) {
-  using enum DiffVerdict;
+  using enum DiffResult::Verdict;
   if (result.rows == 0)
     return conclude(result, inconclusive,
                     "nothing was compared: the two traces have no row of the selection in common");
@@ -206,13 +206,13 @@ void summarise(DiffResult& result, const std::string& broken) {
 
 void put_judgements(DiffResult& result, std::vector<DiffResult::Judgement> judged) {
   result.judged = std::move(judged);
-  const bool compared = result.rows > 0 && result.verdict != DiffVerdict::identical;
+  const bool compared = result.rows > 0 && result.verdict != DiffResult::Verdict::identical;
   if (compared && result.judged.size() == 2) conclude_of_judgements(result);
 }
 
 int exit_status(const DiffResult& result) {
-  if (result.verdict == DiffVerdict::inconclusive) return 2;
-  return result.verdict == DiffVerdict::different ? 1 : 0;
+  if (result.verdict == DiffResult::Verdict::inconclusive) return 2;
+  return result.verdict == DiffResult::Verdict::different ? 1 : 0;
 }
 
 }  // namespace lockstep

@@ -25,9 +25,9 @@ void DiffSums::forbid(const Row& row, const char* why, double by) {
   reason_worst = by;
 }
 
-std::optional<DiffNode> DiffSums::kind(const RelativeDifference& limit,
-                                       const std::optional<DiffNode::Share>& share) const {
-  DiffNode found = node;
+std::optional<DiffResult::Node> DiffSums::kind(
+    const RelativeDifference& limit, const std::optional<DiffResult::Node::Share>& share) const {
+  DiffResult::Node found = node;
   const auto element = [&](double relative, double its_limit, int32_t position) {
     found.of_element = true;
     found.relative = relative;

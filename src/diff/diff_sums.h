@@ -12,7 +12,7 @@ namespace lockstep {
 
 // The differences that were found so far at one place, pass and request of two traces.
 struct DiffSums {
-  DiffNode node;
+  DiffResult::Node node;
   Distance distance;
   double worst = 0;  // of a row's elements, where they are known
   int32_t worst_position = 0;
@@ -24,7 +24,7 @@ struct DiffSums {
   bool digests_tell = false;
   Distance best;       // of the best logits, where that is all that was kept of them
   double likely = 0;   // the relative difference that they make likely
-  std::string reason;  // as in DiffNode, of the row at that position
+  std::string reason;  // as in DiffResult::Node, of the row at that position
   int32_t reason_position = 0;
   double reason_worst = -1;
   SameInputs::Rows same_inputs;
@@ -34,8 +34,8 @@ struct DiffSums {
   void forbid(const Row& row, const char* why, double by);
   // The node, as it differs by more than the limit of it all and of an element, or than two right
   // ops of the same inputs do; nothing: it does not. `share`: what differs too often.
-  std::optional<DiffNode> kind(const RelativeDifference& limit,
-                               const std::optional<DiffNode::Share>& share) const;
+  std::optional<DiffResult::Node> kind(const RelativeDifference& limit,
+                                       const std::optional<DiffResult::Node::Share>& share) const;
 };
 
 }  // namespace lockstep

@@ -1,12 +1,13 @@
 // Two right ops of the same inputs differ in an element only when the arithmetic of one of them
 // carries it over the border between two numbers of the dtype. How many may do so follows from the
-// op's arithmetic in units of an ulp (share_of), and a right pair exceeds the limit once in 1e9
-// nodes. It is asked of each node, and of all nodes of a place so far.
+// op's arithmetic in units of an ulp (JudgedOp::spread), and a right pair exceeds the limit once in
+// 1e9 nodes. It is asked of each node, and of all nodes of a place so far.
 #include "src/diff/same_inputs.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "src/judge/ops/judged_op.h"
 #include "src/stats/moments.h"
 #include "src/stats/roundoff.h"
 
@@ -21,35 +22,10 @@ constexpr double kMostShare = 0.04;
 // some ulp, a sum in another order.
 constexpr double kSlack = 4;
 
-// One standard deviation of an op's arithmetic, in units of 2^-24 of what `scale_of` it says.
-double arithmetic(OpKind op, int64_t terms) {
-  const auto n = static_cast<double>(terms);
-  switch (op) {
-    case OpKind::norm:
-      return walk_of(n) / 2 + 3;
-    case OpKind::rope:
-    case OpKind::silu_mul:
-    case OpKind::softmax:
-      return 8;
-    case OpKind::attention:
-      return 0x1p11;  // scores are sums of products that cancel, and exp() raises what they are off
-    default:
-      // Terms of either sign: their sizes add up to sqrt(n) times their sum, which may cancel.
-      return 4 * walk_of(n) * std::sqrt(n);
-  }
-}
-
-// Whether the arithmetic's error is in proportion to each element, and not to the largest of a row.
-bool of_each_element(OpKind op) { return op == OpKind::norm || op == OpKind::silu_mul; }
-
-bool is_elementwise(OpKind op) {
-  return of_each_element(op) || op == OpKind::rope || op == OpKind::softmax;
-}
-
 // The share of elements that two right kernels store as different numbers.
-double share_of(OpKind op, int64_t terms, DType dtype) {
-  const double in_ulp = arithmetic(op, terms) * kAccumulatorRoundoff / unit_roundoff(dtype);
-  return std::min(kMostShare, (is_elementwise(op) ? kSlack : 1) * in_ulp);
+double share_of(const JudgedOp& op, double terms, DType dtype) {
+  const double in_ulp = op.spread(terms) * kAccumulatorRoundoff / unit_roundoff(dtype);
+  return std::min(kMostShare, (op.is_elementwise ? kSlack : 1) * in_ulp);
 }
 
 int64_t row_size_of(const RecordedTensor& tensor) {
@@ -107,7 +83,7 @@ void SameInputs::count(size_t place, const ShownRow& x, const ShownRow& y,
 
 void SameInputs::measure(size_t place, std::span<const double> a, std::span<const double> b,
                          int32_t position, Rows& rows) const {
-  const OpKind op = places_[place].point->op;
+  const JudgedOp& op = judged_op(places_[place].point->op);
   double largest = 0, squares = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return;  // no number says how far apart
@@ -115,13 +91,14 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
     squares += a[i] * a[i];
   }
   const double rms = root_mean(squares, std::ssize(a));
-  const double of_arithmetic = 2 * kLambda * arithmetic(op, rows.terms) * kAccumulatorRoundoff;
+  const double of_arithmetic =
+      2 * kLambda * op.spread(static_cast<double>(rows.terms)) * kAccumulatorRoundoff;
   rows.counts.elements += std::ssize(a);
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i]) continue;
     ++rows.counts.different;
     const double size = std::max(std::fabs(a[i]), std::fabs(b[i]));
-    const double limit = ulp(size, dtype_) + of_arithmetic * (of_each_element(op) ? size : largest);
+    const double limit = ulp(size, dtype_) + of_arithmetic * (op.in_proportion ? size : largest);
     const double excess = std::fabs(a[i] - b[i]) / limit, unit = std::max(size, rms);
     if (excess <= rows.furthest.excess) continue;
     rows.furthest = {excess, std::fabs(a[i] - b[i]) / unit, limit / unit, position};
@@ -130,22 +107,23 @@ void SameInputs::measure(size_t place, std::span<const double> a, std::span<cons
 
 // Elements are asked first, then whole rows, which hashes alone tell of: a row has other bits
 // unless all its elements agree, a chance of 1 - (1 - share)^size.
-std::optional<DiffNode::Share> SameInputs::too_large(size_t place, const Counts& counts,
-                                                     int64_t terms) const {
+std::optional<DiffResult::Node::Share> SameInputs::too_large(size_t place, const Counts& counts,
+                                                             int64_t terms) const {
   const auto asked = [&](bool of_rows, int64_t different, int64_t of,
-                         double share) -> std::optional<DiffNode::Share> {
+                         double share) -> std::optional<DiffResult::Node::Share> {
     if (of == 0) return {};
     const double limit = share_limit(of, share, kTail);
     if (within(fraction(different, of), limit)) return {};
-    return DiffNode::Share{of_rows, different, of, limit};
+    return DiffResult::Node::Share{of_rows, different, of, limit};
   };
-  const double share = share_of(places_[place].point->op, terms, dtype_);
+  const double share =
+      share_of(judged_op(places_[place].point->op), static_cast<double>(terms), dtype_);
   if (const auto found = asked(false, counts.different, counts.elements, share)) return found;
   const double of_a_row = -std::expm1(static_cast<double>(counts.row_size) * std::log1p(-share));
   return asked(true, counts.rows_different, counts.rows, of_a_row);
 }
 
-std::optional<DiffNode::Share> SameInputs::enter(size_t place, const Rows& of_node) {
+std::optional<DiffResult::Node::Share> SameInputs::enter(size_t place, const Rows& of_node) {
   const Counts& counts = of_node.counts;
   if (counts.rows == 0) return {};
   counts_[place].add(counts);

@@ -52,12 +52,13 @@ class SameInputs {
              Rows& rows) const;
   // Enters what was counted at a node; returns the share that is too large, of it or of all nodes
   // of the place so far.
-  std::optional<DiffNode::Share> enter(size_t place, const Rows& of_node);
+  std::optional<DiffResult::Node::Share> enter(size_t place, const Rows& of_node);
 
  private:
   void measure(size_t place, std::span<const double> a, std::span<const double> b, int32_t position,
                Rows& rows) const;
-  std::optional<DiffNode::Share> too_large(size_t place, const Counts& counts, int64_t terms) const;
+  std::optional<DiffResult::Node::Share> too_large(size_t place, const Counts& counts,
+                                                   int64_t terms) const;
 
   std::vector<Place> places_;
   std::vector<bool> comparable_;

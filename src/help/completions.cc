@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 // All spellings of an option.
-std::vector<std::string> names_of(const OptionPage& option) {
+std::vector<std::string> names_of(const CommandPage::Option& option) {
   std::vector<std::string> names = option.also;
   names.insert(names.begin(), option.name);
   if (!option.short_name.empty()) names.insert(names.begin(), option.short_name);
@@ -24,7 +24,7 @@ std::vector<std::string> names_of(const OptionPage& option) {
 }
 
 // Assignments that say what may stand for the option's value, or as the argument.
-std::string bash_values(const OptionPage& option) {
+std::string bash_values(const CommandPage::Option& option) {
   std::string text = fmt::format("kind={}", name_of(option.completion));
   if (!option.words.empty()) text += fmt::format(" words='{}'", fmt::join(option.words, " "));
   return text;
@@ -34,7 +34,7 @@ std::string bash_values(const OptionPage& option) {
 std::string bash_case(const CommandPage& page) {
   std::vector<std::string> offered;
   std::string argument, after;
-  for (const OptionPage& option : page.options) {
+  for (const CommandPage::Option& option : page.options) {
     if (option.is_argument()) {
       argument = bash_values(option);
       continue;
@@ -105,24 +105,24 @@ std::string zsh_text(const std::string& text) {
 }
 
 // The action of _arguments that completes the value. A blank completes nothing.
-std::string zsh_action(const OptionPage& option) {
+std::string zsh_action(const CommandPage::Option& option) {
   switch (option.completion) {
-    case OptionPage::Completion::files:
+    case CommandPage::Option::Completion::files:
       return "_files";
-    case OptionPage::Completion::folders:
+    case CommandPage::Option::Completion::folders:
       return "_files -/";
-    case OptionPage::Completion::words:
+    case CommandPage::Option::Completion::words:
       return fmt::format("({})", fmt::join(option.words, " "));
-    case OptionPage::Completion::list:
+    case CommandPage::Option::Completion::list:
       return fmt::format("_values -s , value {}", fmt::join(option.words, " "));
-    case OptionPage::Completion::nothing:
+    case CommandPage::Option::Completion::nothing:
       break;
   }
   return " ";
 }
 
 // One specification of _arguments, quoted.
-std::string zsh_spec(const OptionPage& option) {
+std::string zsh_spec(const CommandPage::Option& option) {
   const std::string value = fmt::format(
       ":{}:{}", zsh_text(option.value.empty() ? option.name : option.value), zsh_action(option));
   if (option.is_argument()) return fmt::format("'{}'", value);
@@ -140,7 +140,7 @@ std::string zsh_spec(const OptionPage& option) {
 // The branch of one command: all its options as specifications, a line each.
 std::string zsh_case(const CommandPage& page) {
   std::string text = fmt::format("    {})\n      _arguments -s", page.name);
-  for (const OptionPage& option : page.options)
+  for (const CommandPage::Option& option : page.options)
     text += fmt::format(" \\\n        {}", zsh_spec(option));
   return text + "\n      ;;\n";
 }

@@ -52,7 +52,7 @@ std::string options_text(const CommandPage& page, size_t width) {
   std::string text;
   for (const std::string& group : page.groups()) {
     text += fmt::format("\n{}:\n", group);
-    for (const OptionPage& option : page.options)
+    for (const CommandPage::Option& option : page.options)
       if (option.group == group)
         text += two_columns(broken(option.signature(), width - 2), option.says(), kColumn, width);
   }
@@ -63,19 +63,19 @@ std::string options_text(const CommandPage& page, size_t width) {
 
 std::vector<std::string> CommandPage::groups() const {
   std::vector<std::string> groups;
-  for (const OptionPage& option : options)
+  for (const CommandPage::Option& option : options)
     if (std::ranges::find(groups, option.group) == groups.end()) groups.push_back(option.group);
   return groups;
 }
 
-std::string OptionPage::signature() const {
+std::string CommandPage::Option::signature() const {
   if (is_argument()) return name;
   // Names without a short form stand below those with one.
   const std::string names = short_name.empty() ? "    " + name : short_name + ", " + name;
   return takes_value() ? names + " " + value : names;
 }
 
-std::string OptionPage::says() const {
+std::string CommandPage::Option::says() const {
   std::string text = help;
   if (repeatable) text += " (repeatable)";
   if (required && !is_argument()) text += " (required)";
@@ -84,11 +84,11 @@ std::string OptionPage::says() const {
 
 std::string CommandPage::usage() const {
   std::string text = "lockstep " + name;
-  for (const OptionPage& option : options) {
+  for (const CommandPage::Option& option : options) {
     if (!option.is_argument()) continue;
     text += option.required ? " " + option.name : fmt::format(" [{}]", option.name);
   }
-  for (const OptionPage& option : options)
+  for (const CommandPage::Option& option : options)
     if (!option.is_argument() && option.required)
       text += fmt::format(" {} {}", option.name, option.value);
   return text + " [OPTIONS]";

@@ -65,7 +65,7 @@ std::string command_section(const CommandPage& page) {
                                 roff(page.usage()), roff(page.about));
   for (const std::string& group : page.groups()) {
     out += fmt::format(".PP\n.I {}\n", roff(group));
-    for (const OptionPage& option : page.options)
+    for (const CommandPage::Option& option : page.options)
       if (option.group == group) out += entry(trimmed(option.signature()), option.says());
   }
   return out + shell(page.examples);

@@ -74,7 +74,7 @@ class InstructionExecutor : public PieceExecutor {
   void qkv(const LayerWeights& w) override { now().weights = &w; }
 
   void qk_norm_rope_kv_write(const LayerWeights& /*w*/, const KvCache& cache) override {
-    LayerTensors& l = now();
+    PassTensors::Layer& l = now();
     l.cache = cache;
     for (const auto& [to, from] : {std::pair(&l.q, &a_.q),
                                    {&l.q_norm, &a_.q_norm},
@@ -90,7 +90,7 @@ class InstructionExecutor : public PieceExecutor {
   void project(const LayerWeights& /*w*/) override { take(now().o, a_.branch); }
 
   void gate_up_silu(const LayerWeights& /*w*/) override {
-    LayerTensors& l = now();
+    PassTensors::Layer& l = now();
     take(l.gate, a_.gate);
     take(l.up, a_.up);
     take(l.act, a_.act);
@@ -149,10 +149,10 @@ class InstructionExecutor : public PieceExecutor {
         interpreter_(std::move(interpreter)),
         tensors_(interpreter_->tensors()) {}
 
-  LayerTensors& now() { return tensors_.layers.back(); }
+  PassTensors::Layer& now() { return tensors_.layers.back(); }
 
   void begin_layer(const TensorView& weight) {
-    LayerTensors& layer = tensors_.layers.emplace_back();
+    PassTensors::Layer& layer = tensors_.layers.emplace_back();
     layer.attn_norm_weight = weight;
     layer.in = stream_;
     take(layer.attn_norm, a_.norm);
@@ -164,7 +164,7 @@ class InstructionExecutor : public PieceExecutor {
   }
 
   void show_layer(size_t place) {
-    const LayerTensors& l = tensors_.layers[place];
+    const PassTensors::Layer& l = tensors_.layers[place];
     layer_ = static_cast<int>(place);
     show("attn.norm", l.attn_norm);
     show("attn.q", l.q);

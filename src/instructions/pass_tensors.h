@@ -6,26 +6,27 @@
 
 namespace lockstep {
 
-// Where the numbers of a layer lie in a pass that keeps them all, and what they are computed with.
-struct LayerTensors {
-  TensorView attn_norm_weight, mlp_norm_weight;  // [hidden]
-  const LayerWeights* weights = nullptr;         // borrowed
-  KvCache cache;
-  TensorView in, attn_norm;         // [tokens, hidden]; in: the stream
-  TensorView q, q_norm, q_rope;     // [tokens, heads, head_dim]
-  TensorView k, k_norm, k_rope, v;  // [tokens, kv_heads, head_dim]
-  TensorView out;                   // [tokens, heads, head_dim] of attention
-  TensorView o, attn_residual;      // [tokens, hidden]
-  TensorView mlp_norm;              // [tokens, hidden]
-  TensorView gate, up, act;         // [tokens, intermediate]
-  TensorView down, mlp_residual;    // [tokens, hidden]
-};
-
 // All tensors of a pass. Partial results of attention are kept in fp64, which no engine has: what
 // is merged of them is rounded once. Views of the executor's buffers and of the model's weights:
 // they hold for one pass, on the CPU.
 struct PassTensors {
-  std::vector<LayerTensors> layers;
+  // Where the numbers of a layer lie in a pass that keeps them all, and what they are computed
+  // with.
+  struct Layer {
+    TensorView attn_norm_weight, mlp_norm_weight;  // [hidden]
+    const LayerWeights* weights = nullptr;         // borrowed
+    KvCache cache;
+    TensorView in, attn_norm;         // [tokens, hidden]; in: the stream
+    TensorView q, q_norm, q_rope;     // [tokens, heads, head_dim]
+    TensorView k, k_norm, k_rope, v;  // [tokens, kv_heads, head_dim]
+    TensorView out;                   // [tokens, heads, head_dim] of attention
+    TensorView o, attn_residual;      // [tokens, hidden]
+    TensorView mlp_norm;              // [tokens, hidden]
+    TensorView gate, up, act;         // [tokens, intermediate]
+    TensorView down, mlp_residual;    // [tokens, hidden]
+  };
+
+  std::vector<Layer> layers;
   TensorView final_norm_weight, final_norm;  // [hidden], [tokens, hidden]
   WeightView lm_head;                        // [vocab, hidden]
   TensorView logits;                         // [logit rows, vocab]

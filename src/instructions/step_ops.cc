@@ -94,7 +94,7 @@ Tensor StepOps::product(const OpContext& context, const TensorView& x, const Wei
 }
 
 void StepOps::norm_qkv_rope_append(const Instruction& in) const {
-  const LayerTensors& layer = t_.layers[in.layer];
+  const PassTensors::Layer& layer = t_.layers[in.layer];
   const Tensor norm =
       norm_for(in, at("attn.norm", in.layer), layer.in, layer.attn_norm_weight, layer.attn_norm);
   for (int64_t head = in.begin / config_.head_dim; head < in.end / config_.head_dim; ++head) {
@@ -107,7 +107,7 @@ void StepOps::norm_qkv_rope_append(const Instruction& in) const {
   }
 }
 
-Tensor StepOps::roped(const LayerTensors& layer, const TensorView& head, bool of_q,
+Tensor StepOps::roped(const PassTensors::Layer& layer, const TensorView& head, bool of_q,
                       int64_t place) const {
   const int at_layer = layer_of(layer);
   const Shape shape = {tokens(), 1, config_.head_dim};
@@ -132,7 +132,8 @@ Tensor StepOps::roped(const LayerTensors& layer, const TensorView& head, bool of
   return out;
 }
 
-void StepOps::query_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const {
+void StepOps::query_head(const PassTensors::Layer& layer, const TensorView& norm,
+                         int64_t head) const {
   const int64_t dim = config_.head_dim;
   const Tensor q = product(at("attn.q", layer_of(layer)), norm, layer.weights->q,
                            layer.weights->q_bias, head * dim, (head + 1) * dim);
@@ -154,7 +155,8 @@ void append_to_cache(const TensorView& side, const TensorView& slots, int64_t he
   }
 }
 
-void StepOps::key_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const {
+void StepOps::key_head(const PassTensors::Layer& layer, const TensorView& norm,
+                       int64_t head) const {
   const int64_t dim = config_.head_dim;
   const Tensor k = product(at("attn.k", layer_of(layer)), norm, layer.weights->k,
                            layer.weights->k_bias, head * dim, (head + 1) * dim);
@@ -162,7 +164,8 @@ void StepOps::key_head(const LayerTensors& layer, const TensorView& norm, int64_
   append_to_cache(layer.cache.k, pass_.batch.slots, head, roped(layer, k, /*of_q=*/false, head));
 }
 
-void StepOps::value_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const {
+void StepOps::value_head(const PassTensors::Layer& layer, const TensorView& norm,
+                         int64_t head) const {
   const int64_t dim = config_.head_dim;
   const Tensor v = product(at("attn.v", layer_of(layer)), norm, layer.weights->v,
                            layer.weights->v_bias, head * dim, (head + 1) * dim);
@@ -176,7 +179,7 @@ void StepOps::partial_attention(const Instruction& in) const {
 
 // Source: Milakov and Gimelshein 2018, the state of an online softmax of a share of the keys.
 void StepOps::attend(const Instruction& in, int64_t kv_head) const {
-  const LayerTensors& layer = t_.layers[in.layer];
+  const PassTensors::Layer& layer = t_.layers[in.layer];
   const AttentionBatch batch = pass_.batch.attention();
   const auto* start = batch.query_start.as<int32_t>();
   const auto* length = batch.context_length.as<int32_t>();
@@ -267,7 +270,7 @@ void StepOps::add_to_stream(PointName name, const Instruction& in, const TensorV
 }
 
 void StepOps::o_residual(const Instruction& in) const {
-  const LayerTensors& layer = t_.layers[in.layer];
+  const PassTensors::Layer& layer = t_.layers[in.layer];
   const Tensor o = product(at("attn.o", in.layer), flat(layer.out), layer.weights->o,
                            layer.weights->o_bias, in.begin, in.end);
   put_columns(layer.o, in.begin, o);
@@ -275,7 +278,7 @@ void StepOps::o_residual(const Instruction& in) const {
 }
 
 void StepOps::norm_gate_up_silu(const Instruction& in) const {
-  const LayerTensors& layer = t_.layers[in.layer];
+  const PassTensors::Layer& layer = t_.layers[in.layer];
   const Tensor norm = norm_for(in, at("mlp.norm", in.layer), layer.attn_residual,
                                layer.mlp_norm_weight, layer.mlp_norm);
   const Tensor gate =
@@ -289,7 +292,7 @@ void StepOps::norm_gate_up_silu(const Instruction& in) const {
 }
 
 void StepOps::down_residual(const Instruction& in) const {
-  const LayerTensors& layer = t_.layers[in.layer];
+  const PassTensors::Layer& layer = t_.layers[in.layer];
   const Tensor down =
       product(at("mlp.down", in.layer), layer.act, layer.weights->down, {}, in.begin, in.end);
   put_columns(layer.down, in.begin, down);

@@ -21,9 +21,9 @@ class StepOps {
 
  private:
   void norm_qkv_rope_append(const Instruction& in) const;
-  void query_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const;
-  void key_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const;
-  void value_head(const LayerTensors& layer, const TensorView& norm, int64_t head) const;
+  void query_head(const PassTensors::Layer& layer, const TensorView& norm, int64_t head) const;
+  void key_head(const PassTensors::Layer& layer, const TensorView& norm, int64_t head) const;
+  void value_head(const PassTensors::Layer& layer, const TensorView& norm, int64_t head) const;
   void partial_attention(const Instruction& in) const;
   void attend(const Instruction& in, int64_t kv_head) const;
   void attention_reduction(const Instruction& in) const;
@@ -38,7 +38,7 @@ class StepOps {
     context.threads = nullptr;  // the queue's own thread
     return context;
   }
-  int layer_of(const LayerTensors& layer) const {
+  int layer_of(const PassTensors::Layer& layer) const {
     return static_cast<int>(&layer - t_.layers.data());
   }
   int64_t tokens() const { return pass_.batch.size(); }
@@ -52,7 +52,8 @@ class StepOps {
   Tensor product(const OpContext& context, const TensorView& x, const WeightView& weight,
                  const TensorView& bias, int64_t begin, int64_t end) const;
   // One head after its norm and RoPE, stored at each step.
-  Tensor roped(const LayerTensors& layer, const TensorView& head, bool of_q, int64_t place) const;
+  Tensor roped(const PassTensors::Layer& layer, const TensorView& head, bool of_q,
+               int64_t place) const;
   void add_to_stream(PointName name, const Instruction& in, const TensorView& sum,
                      const TensorView& stream, const TensorView& branch) const;
   size_t partial_place(int64_t kv_head, int64_t share, int64_t token, int64_t head) const {

@@ -1,3 +1,6 @@
+// Runs the instructions of one step, in two ways: a thread for each queue, which waits for the
+// counters as a multiprocessor does; or all of them one after another, in an order that the
+// counters allow, so that an order which a schedule should have ruled out is met on purpose.
 #include "src/instructions/step_runner.h"
 
 #include <algorithm>
@@ -23,7 +26,7 @@ class Counters {
   bool wait(const Instruction& in) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
-      return failure_ || std::ranges::all_of(in.waits, [&](const CounterUse& wait) {
+      return failure_ || std::ranges::all_of(in.waits, [&](const Instruction::CounterUse& wait) {
                return values_[wait.counter] >= wait.value;
              });
     });
@@ -34,7 +37,7 @@ class Counters {
     if (in.raises.empty()) return;
     {
       const std::lock_guard lock(mutex_);
-      for (const CounterUse& raise : in.raises) values_[raise.counter] += raise.value;
+      for (const Instruction::CounterUse& raise : in.raises) values_[raise.counter] += raise.value;
     }
     changed_.notify_all();
   }

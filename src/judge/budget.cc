@@ -1,8 +1,8 @@
 // A budget has three parts, added element by element: what the op's own fp32 arithmetic may be off
-// (InnerError, from src/judge/ops); what a rounding on the way adds where its value lies so near
-// the border of two numbers that fp32 cannot tell (near_tie); and half a spacing for the last
-// rounding, taken at the magnitude that the first two may lead to. The variance adds the squares of
-// the same parts, each by its chance.
+// (JudgedOp::InnerError, from src/judge/ops); what a rounding on the way adds where its value lies
+// so near the border of two numbers that fp32 cannot tell (near_tie); and half a spacing for the
+// last rounding, taken at the magnitude that the first two may lead to. The variance adds the
+// squares of the same parts, each by its chance.
 #include "src/judge/budget.h"
 
 #include <algorithm>
@@ -76,12 +76,12 @@ class Filler {
     budget_.gain *= factor;
   }
 
-  void put(size_t i, const InnerError& inner) {
+  void put(size_t i, const JudgedOp::InnerError& inner) {
     const double spacing = ulp(exact_.want[i], dtype_);
     double ties = 0, tie_squares = 0, chance = 0;
     bool of_table = false;
     for (const Step& step : exact_.steps) {
-      const Reach reach = op_.reach(exact_, step, i);
+      const JudgedOp::Reach reach = op_.reach(exact_, step, i);
       const NearTie tie = near_tie(step.value[i], reach.most, reach.usual, dtype_);
       if (tie.step == 0) continue;
       const double slope = step.slope.empty() ? 1 : std::fabs(step.slope[i]);

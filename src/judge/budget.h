@@ -47,8 +47,8 @@ struct Budget {
 // The budget of a result in `dtype` of a kernel that rounds as Exact::contract says. Formulas after
 // Higham and Mary 2019 (probabilistic bounds); measured on CPU and GPU libraries the largest
 // difference stays under B in every dtype.
-//   B = out + the op's InnerError::limit     V = ulp^2/12 + its variance (src/judge/ops, a file a
-//   kind) out = ulp(|want| + the rest of B) / 2, u = kAccumulatorRoundoff
+//   B = out + the op's JudgedOp::InnerError::limit     V = ulp^2/12 + its variance (src/judge/ops,
+//   a file a kind) out = ulp(|want| + the rest of B) / 2, u = kAccumulatorRoundoff
 // Roundings on the way (Exact::steps, Exact::ties) are those of the exact chain, and no tolerance,
 // but where its value lies so near the border of two numbers that fp32 cannot tell: a step z of
 // slope f = d want / d z adds ulp(z) |f| to B there, chance (ulp(z) f)^2 to V and chance to

@@ -23,9 +23,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array kCircumstanceNames = {"nothing", "graph", "threads", "place", "batch"};
-constexpr std::array kBitsNames = {"always", "of_batch", "vary"};
-
 bool is_on_tokens(const Place& place) { return place.point->op == OpKind::argmax; }
 
 double ulps_between(const TensorView& want, const TensorView& got) {
@@ -108,7 +105,9 @@ class OpComparison {
           if (const auto by = apart_by(servings_[a], servings_[b])) compare(a, b, *by, op);
     if (by_.contains(Circumstance::nothing)) by_ = {Circumstance::nothing};
     op.depends_on.assign(by_.begin(), by_.end());
-    if (!by_.empty()) op.bits = by_ == std::set{Circumstance::batch} ? Bits::of_batch : Bits::vary;
+    if (!by_.empty())
+      op.bits =
+          by_ == std::set{Circumstance::batch} ? OpBits::SameFor::of_batch : OpBits::SameFor::vary;
     op.allowed =
         std::ranges::all_of(by_, [&](Circumstance by) { return is_allowed(op.place, by); });
     if (by_.contains(Circumstance::batch)) find_alike(op);
@@ -210,7 +209,7 @@ std::string kept_text(const std::vector<OpBits>& ops) {
   std::set<Circumstance> by;
   for (const OpBits& op : ops) {
     ++counts[static_cast<size_t>(op.bits)];
-    if (op.bits == Bits::vary) by.insert(op.depends_on.begin(), op.depends_on.end());
+    if (op.bits == OpBits::SameFor::vary) by.insert(op.depends_on.begin(), op.depends_on.end());
   }
   std::vector<std::string> parts = {fmt::format("{} always give the same bits", counts[0])};
   if (counts[1] > 0) parts.push_back(fmt::format("{} the same for a batch size", counts[1]));
@@ -243,11 +242,6 @@ void conclude(Determinism& result) {
 }
 
 }  // namespace
-
-const char* name_of(Circumstance circumstance) {
-  return kCircumstanceNames.at(static_cast<size_t>(circumstance));
-}
-const char* name_of(Bits bits) { return kBitsNames.at(static_cast<size_t>(bits)); }
 
 std::string ServingFacts::text() const {
   std::string text =

@@ -3,12 +3,14 @@
 // depend on what was otherwise where its bits differ.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/names.h"
 #include "src/judge/mode_comparer.h"
 #include "src/judge/verdict.h"
 
@@ -22,14 +24,9 @@ enum class Circumstance : uint8_t {
   place,    // other requests before and behind it in a batch of the same size
   batch,    // another number of requests in the batch
 };
-const char* name_of(Circumstance circumstance);  // "nothing" "graph" "threads" "place" "batch"
-
-enum class Bits : uint8_t {
-  always,    // the same, whatever was tried
-  of_batch,  // the same for a batch size
-  vary,      // they depend on more
-};
-const char* name_of(Bits bits);  // "always" "of_batch" "vary"
+template <>
+inline constexpr auto kNamesOf<Circumstance> =
+    std::to_array<const char*>({"nothing", "graph", "threads", "place", "batch"});
 
 // One serving of one request that was asked for.
 struct ServingFacts {
@@ -78,8 +75,14 @@ class BitWatch final : public Sink {
 
 // The bits of one op, as far as they are known.
 struct OpBits {
+  enum class SameFor : uint8_t {
+    always,    // the same, whatever was tried
+    of_batch,  // the same for a batch size
+    vary,      // they depend on more
+  };
+
   Place place;
-  Bits bits = Bits::always;
+  SameFor bits = SameFor::always;
   std::vector<Circumstance> depends_on = {};  // empty: on nothing that was tried
   // Whether the op's header (kernels/ops.h) lets them: only products with weights may depend on the
   // batch, and none on nothing at all.
@@ -93,6 +96,9 @@ struct OpBits {
   // where they are not of the batch.
   std::vector<std::vector<int64_t>> decode = {}, prefill = {};
 };
+template <>
+inline constexpr auto kNamesOf<OpBits::SameFor> = std::to_array<const char*>({"always", "of_batch",
+                                                                              "vary"});
 
 struct Determinism {
   RunVerdict verdict = RunVerdict::inconclusive;

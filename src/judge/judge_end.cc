@@ -131,7 +131,7 @@ void Judge::State::judge_contracts() {
         {.verdict = Verdict::introduced, .statistic = StatisticKind::contract, .rule = sentence});
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const OtherContracts tried = op_judge.other_contracts(ledger.places()[i]);
-    const auto fits = [&](const OtherContract& other) { return other.fits == tried.tried; };
+    const auto fits = [&](const OtherContracts::Other& other) { return other.fits == tried.tried; };
     const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
     if (other != tried.others.end())
       ledger.explain(

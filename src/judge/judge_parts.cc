@@ -33,22 +33,22 @@ TensorView experts_of(const PassView& seen, int layer) {
   return outcome.node.verdict == Verdict::bitwise ? chosen->data.view() : TensorView{};
 }
 
+bool is_of_logits(const Place& place) { return *place.point == point("logits"); }
+
+}  // namespace
+
 // Before it is known which contract counts: what is a finding under all that were tried. A writer
 // must be told now whose tensors to keep; nodes that fit one of the contracts are not among them.
-std::vector<NodeId> flagged_by_all(std::span<const Pending> nodes, int32_t pass,
-                                   const std::vector<Place>& places) {
+std::vector<NodeId> Judge::State::flagged_by_all(std::span<const Pending> nodes,
+                                                 int32_t pass) const {
   std::vector<NodeId> flags;
   for (const Pending& node : nodes)
     if (!node.outcomes.empty() && std::ranges::all_of(node.outcomes, [](const NodeOutcome& o) {
           return o.is_finding() && !o.passes_on;
         }))
-      flags.push_back({places[node.place], pass, node.request});
+      flags.push_back({ledger.places()[node.place], pass, node.request});
   return flags;
 }
-
-bool is_of_logits(const Place& place) { return *place.point == point("logits"); }
-
-}  // namespace
 
 // A place's last reader is an op that reads it, an attention whose cache it was written to, or a
 // norm of a sum that it was added to.
@@ -244,7 +244,7 @@ std::vector<NodeId> Judge::State::judge_part() {
   drop_read(part);
   ++next_part;
   if (!undeclared) return settle(judged);
-  return flagged_by_all(std::span(judged.pending).subspan(waited), judged.pass, ledger.places());
+  return flagged_by_all(std::span(judged.pending).subspan(waited), judged.pass);
 }
 
 std::vector<NodeId> Judge::State::settle(Judged& judged) {

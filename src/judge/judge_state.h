@@ -27,40 +27,41 @@ namespace lockstep {
 // dtype has there.
 inline constexpr double kOverFloor = 3;
 
-// A node that was judged, until its place's contract is known.
-struct Pending {
-  size_t place;
-  int32_t request;
-  Shape row_shape;        // of its tensor
-  NodeOutcomes outcomes;  // one a contract that was tried; none: it was not selected
-};
-
-// The outcomes of a pass, to be entered when the contracts are known.
-struct Judged {
-  int32_t pass = 0;
-  size_t errors = 0;  // its number in the error map
-  std::vector<NodeRows> with_logits;
-  std::vector<Pending> pending;
-  bool begun = false;  // outcomes of it were entered
-};
-
-// Places that are judged together, as all that they read has been shown by then: what comes before
-// the layers; a layer; the last layer and what comes after it.
-struct Part {
-  size_t first = 0, end = 0;  // nodes of the graph
-  int through = -1;           // the layer that the models must have computed
-};
-
-// A pass that is judged part by part.
-struct PassInWork {
-  std::optional<Pass> narrow;  // what is read instead of the pass, where that holds wider numbers
-  std::optional<PassView> seen;
-  size_t shown = 0;                           // tensors that were seen
-  std::unique_ptr<ModelPass> exact, rounded;  // null: not known
-  Judged judged;
-};
-
+// Everything that a judge knows of a run, and the steps of its work on it.
 struct Judge::State {
+  // A node that was judged, until its place's contract is known.
+  struct Pending {
+    size_t place;
+    int32_t request;
+    Shape row_shape;        // of its tensor
+    NodeOutcomes outcomes;  // one a contract that was tried; none: it was not selected
+  };
+
+  // The outcomes of a pass, to be entered when the contracts are known.
+  struct Judged {
+    int32_t pass = 0;
+    size_t errors = 0;  // its number in the error map
+    std::vector<NodeRows> with_logits;
+    std::vector<Pending> pending;
+    bool begun = false;  // outcomes of it were entered
+  };
+
+  // Places that are judged together, as all that they read has been shown by then: what comes
+  // before the layers; a layer; the last layer and what comes after it.
+  struct Part {
+    size_t first = 0, end = 0;  // nodes of the graph
+    int through = -1;           // the layer that the models must have computed
+  };
+
+  // A pass that is judged part by part.
+  struct PassInWork {
+    std::optional<Pass> narrow;  // what is read instead of the pass, where that holds wider numbers
+    std::optional<PassView> seen;
+    size_t shown = 0;                           // tensors that were seen
+    std::unique_ptr<ModelPass> exact, rounded;  // null: not known
+    Judged judged;
+  };
+
   State(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
         JudgeOptions options);
 
@@ -86,6 +87,7 @@ struct Judge::State {
   void drop_compared(size_t node);
   void drop_read(const Part& part);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
+  std::vector<NodeId> flagged_by_all(std::span<const Pending> nodes, int32_t pass) const;
   // Enters outcomes whose contracts are known, and returns what of them is a finding.
   std::vector<NodeId> settle(Judged& judged);
   void end(const Judged& judged);

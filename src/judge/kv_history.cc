@@ -92,7 +92,6 @@ void KvHistory::keep(uint64_t hash, uint64_t key, const Writer& writer,
 // Contents are counted by the slots that hold them: one that no slot holds can still be read by
 // mistake for a while, and is queued to be forgotten.
 void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
-  if (!keep_bytes_) return;
   Content& content = contents_.at(hash);
   // A row whose slot is not known may be anywhere, and is never forgotten.
   if (slot < 0) content.slots = -1;
@@ -110,6 +109,7 @@ void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
     gone_of_ended_.push_back(before);
     return;
   }
+  if (!keep_bytes_) return;
   gone_.emplace_back(before, std::ssize(old->second.bytes));
   gone_bytes_ += gone_.back().second;
 }

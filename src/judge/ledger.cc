@@ -37,6 +37,12 @@ constexpr double kThreeWay = 3;
 // later ones have both apart.
 constexpr int kMostMaps = 32;
 
+// The places of which the end of a run may say more than their nodes did.
+bool may_be_regraded(const Place& place) {
+  return *place.point == point("embed") || *place.point == point("logits") ||
+         *place.point == point("token");
+}
+
 // A structural node was expected and compared with nothing, so it does not count as judged.
 bool judged(Verdict verdict) {
   return verdict != Verdict::inconclusive && verdict != Verdict::structural;
@@ -77,7 +83,7 @@ int Ledger::enter(NodeOutcome outcome) {
   if (outcome.verdict == Verdict::inconclusive) ++*(reason = &reasons_[outcome.reason]);
   const Entry entry = {outcome.pass,         outcome.request,  outcome.place, outcome.verdict,
                        outcome.is_finding(), outcome.position, reason};
-  if (places_[outcome.place].layer < 0 || reason) entries_.push_back(entry);
+  if (may_be_regraded(places_[outcome.place]) || reason) entries_.push_back(entry);
   Sums& sums = sums_[outcome.place];
   ++sums.counts[outcome.verdict];
   sums.found = sums.found || entry.finding;

@@ -60,7 +60,7 @@ class Ledger {
   // A finding that is no expected node's, e.g. of a tensor that the model does not have.
   void stray(const Finding& finding);
   // Turns a node that was entered into a finding that only showed later, unless it is one already.
-  // False when no such node was entered. The node is one of no layer (embed, logits, token) or
+  // False when no such node was entered. The node is one of embed, logits or token, or
   // inconclusive: of others nothing but counts is kept, for a long run has very many.
   bool regrade(int place, int32_t pass, int32_t request, const Finding& finding);
   // Turns the first node of a place into a finding of all of them together; false when one of them

@@ -61,7 +61,7 @@ TensorView BaselineRows::find(size_t place, const Row& row) const {
   return found->second.tensor->data.view().slice(found->second.row, 1);
 }
 
-ModeComparer::ModeComparer(const BaselineRows& base, Pairing pairing, Ledger& ledger)
+ModeComparer::ModeComparer(const BaselineRows& base, ModeComparer::Pairing pairing, Ledger& ledger)
     : base_(base), pairing_(std::move(pairing)), ledger_(ledger) {
   for (const Place& place : ledger.places()) {
     std::vector<size_t>& inputs = inputs_.emplace_back();

@@ -37,12 +37,6 @@ class BaselineRows {
   std::vector<std::unordered_map<uint64_t, Spot>> spots_;  // by place, by (request, position)
 };
 
-// Which two ways of serving are compared, for people, and whose rows are whose.
-struct Pairing {
-  std::string base, mode;
-  std::vector<int32_t> base_of;  // by the mode's request: the base's; -1: a stranger, not compared
-};
-
 // Compares a run with a base run, op by op and without a reference. After a tensor was compared its
 // rows are overwritten by the base's, so that every op of the mode has exactly the inputs of the
 // base and each is held to its own promise, however far a difference would have spread: a
@@ -60,6 +54,13 @@ struct Pairing {
 // -0 for 0 is one.
 class ModeComparer final : public Sink {
  public:
+  // Which two ways of serving are compared, for people, and whose rows are whose.
+  struct Pairing {
+    std::string base, mode;
+    std::vector<int32_t>
+        base_of;  // by the mode's request: the base's; -1: a stranger, not compared
+  };
+
   // `base` and `ledger`, which gets an outcome for every node, are borrowed.
   ModeComparer(const BaselineRows& base, Pairing pairing, Ledger& ledger);
 

@@ -14,6 +14,7 @@
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/op_judge_parts.h"
+#include "src/judge/ops/judged_op.h"
 
 namespace lockstep {
 namespace {
@@ -238,13 +239,11 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
 
 Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& node,
                         PlacePool* pool, ProfiledRows profiled) const {
-  const OpKind op = place.point->op;
   return {{.dtype = dtype_at(place),
            .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
            .row_shape = without_rows(group.tensor->shape),
            .page_size = options_.page_size,
-           .may_lose_weights =
-               op == OpKind::attention || op == OpKind::silu_mul || op == OpKind::softmax,
+           .may_lose_weights = judged_op(place.point->op).may_lose_weights,
            .may_saturate = options_.may_saturate,
            .rows_alike = group.blurred && hidden_.rows_alike(place),
            .profiled = profiled},
@@ -377,7 +376,7 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
       if (contract != own) others.others.push_back({contract});
   if (others.others.empty()) return;
   others.tried += std::ssize(wrong);
-  for (OtherContract& other : others.others) {
+  for (OtherContracts::Other& other : others.others) {
     blur(other.contract, inputs, group);
     for (Group::Member& member : group.members)
       member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::none));

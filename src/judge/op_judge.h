@@ -44,14 +44,15 @@ struct JudgedPass {
 // The outcomes of one node under each contract that is tried.
 using NodeOutcomes = std::vector<NodeOutcome>;
 
-// How the nodes of a place that are findings fare under another contract than their own.
-struct OtherContract {
-  RoundingContract contract = RoundingContract::fused;
-  int64_t fits = 0;  // of them
-};
+// How the nodes of a place that are findings fare under other contracts than their own.
 struct OtherContracts {
+  struct Other {
+    RoundingContract contract = RoundingContract::fused;
+    int64_t fits = 0;  // of the findings
+  };
+
   int64_t tried = 0;  // findings that were judged again, kMostTried at most
-  std::vector<OtherContract> others;
+  std::vector<Other> others;
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.

@@ -41,8 +41,8 @@ constexpr Preset::Line kHfEager[] = {
     kHf[2],
     kHf[4],
     {OpKind::attention, "", eager,
-     "modeling_qwen3.py, eager_attention_forward: matmul, softmax(dtype=float32).to(query.dtype), "
-     "matmul"},
+     "modeling_qwen3.py, eager_attention_forward: matmul, "
+     "softmax(dtype=float32).to(query.dtype), matmul"},
 };
 
 // CUDA kernels were read, and not run here: vLLM's main of August 2026, FlashInfer fb28d72,

@@ -1,10 +1,14 @@
 // Shapes of the ops that know positions and pages.
 #include <fmt/format.h>
 
+#include "kernels/fused.h"
 #include "src/opcheck/grids.h"
 
 namespace lockstep {
 namespace {
+
+using Values = GridCase::Values;
+using Stretch = GridCase::Stretch;
 
 constexpr int64_t kHeadDims[] = {64, 80, 96, 128, 256};
 constexpr int64_t kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
@@ -53,8 +57,6 @@ GridCase with_values(GridCase made, Values values) {
   made.values = values;
   return made;
 }
-
-}  // namespace
 
 // Kernels fail where their tiles end: at head sizes that are no power of two, groups that do not
 // fill a tile, pages that end inside one, windows that begin inside a page, contexts that are
@@ -174,5 +176,15 @@ std::vector<GridCase> qk_norm_rope_grid() {
   add("qwen3", 128, 2, {{{0, 128}}}).timed = true;
   return all;
 }
+
+constexpr OpGrid kGrids[] = {{"rope", rope_grid},
+                             {"kv_write", cache_grid},
+                             {"kv_gather", cache_grid},
+                             {"paged_attention", attention_grid},
+                             {kQkNormRopeKvWrite.name, qk_norm_rope_grid}};
+
+}  // namespace
+
+std::span<const OpGrid> attention_grids() { return kGrids; }
 
 }  // namespace lockstep

@@ -21,6 +21,8 @@
 namespace lockstep {
 namespace {
 
+using Values = GridCase::Values;
+
 constexpr int64_t kTable = 16411;  // a prime, so that rows of no width are equal
 
 // The most that the normal numbers of a table may be scaled by where fp16 holds them all. 3.5 x

@@ -1,5 +1,5 @@
-// The table from an op's name to its shapes, which must have each op of lockstep_ops.h, and the
-// facts about a case that are derived from its shape: powers of two, multiples of 32, being one or
+// The shapes of an op, of which each op of lockstep_ops.h must have some (grids.h), and the facts
+// about a case that are derived from its shape: powers of two, multiples of 32, being one or
 // several. They are derived for common_to(), as kernels are wrong by such rules more often than at
 // single sizes.
 #include "src/opcheck/op_grid.h"
@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/fused.h"
@@ -16,30 +16,6 @@
 
 namespace lockstep {
 namespace {
-
-using Grid = std::vector<GridCase> (*)();
-
-const std::map<std::string_view, Grid>& grids() {
-  static const std::map<std::string_view, Grid> all = {{"gather_rows", gather_grid},
-                                                       {"rms_norm", norm_grid},
-                                                       {"matmul", matmul_grid},
-                                                       {"rope", rope_grid},
-                                                       {"kv_write", cache_grid},
-                                                       {"kv_gather", cache_grid},
-                                                       {"paged_attention", attention_grid},
-                                                       {"silu_mul", silu_grid},
-                                                       {"add", add_grid},
-                                                       {"argmax", argmax_grid},
-                                                       {"top_k", top_k_grid},
-                                                       {"softmax_of", softmax_grid},
-                                                       {"expert_matmul", expert_grid},
-                                                       {"weighted_sum", weighted_sum_grid},
-                                                       {kAddRmsNorm.name, add_norm_grid},
-                                                       {kQkvMatmul.name, qkv_grid},
-                                                       {kQkNormRopeKvWrite.name, qk_norm_rope_grid},
-                                                       {kGateUpSilu.name, gate_up_grid}};
-  return all;
-}
 
 Place place_of(std::string_view name) {
   const Point* p = find_point(name);
@@ -53,7 +29,7 @@ std::vector<Place> places(std::initializer_list<std::string_view> names) {
   return all;
 }
 
-const char* name_of(Values values) {
+const char* name_of(GridCase::Values values) {
   static constexpr const char* kNames[] = {"usual",          "that overflow fp16",
                                            "near subnormal", "with rows of 0",
                                            "with ties",      "with huge results"};
@@ -63,16 +39,29 @@ const char* name_of(Values values) {
 int32_t last_position(const GridCase& shape) {
   int32_t last = 0;
   for (const auto& pass : shape.passes)
-    for (const Stretch& stretch : pass) last = std::max(last, stretch.first + stretch.count - 1);
+    for (const GridCase::Stretch& stretch : pass)
+      last = std::max(last, stretch.first + stretch.count - 1);
   return last;
 }
 
 const char* kind_of(const GridCase& shape) {
   bool decodes = false, chunks = false, whole = false;
   for (const auto& pass : shape.passes)
-    for (const Stretch& s : pass) (s.first == 0 ? whole : s.count == 1 ? decodes : chunks) = true;
+    for (const GridCase::Stretch& s : pass)
+      (s.first == 0 ? whole : s.count == 1 ? decodes : chunks) = true;
   if (decodes + chunks + whole > 1) return "mixed";
   return decodes ? "decode" : chunks ? "chunks over a cache" : "prefill";
+}
+
+// Numbers that the op's inputs have in that case; what a case's size is. It orders cases, and is no
+// count to rely on: weights count once, rows and contexts as often as they are read.
+int64_t numbers_in(const GridCase& shape) {
+  const SmallModel& m = shape.model;
+  int64_t rows = 0, context = 0;
+  for (const auto& pass : shape.passes)
+    for (const GridCase::Stretch& s : pass) rows += s.count, context += s.first + s.count;
+  const int64_t width = m.hidden + m.intermediate + m.heads * m.head_dim + m.vocab;
+  return rows * width + context * m.kv_heads * m.head_dim + m.hidden * m.intermediate;
 }
 
 }  // namespace
@@ -99,10 +88,11 @@ OpPlaces places_of(std::string_view op, const GridCase& shape) {
 }
 
 std::vector<GridCase> grid_of(std::string_view op) {
-  const auto found = grids().find(op);
-  check(found != grids().end(), "there is no grid of shapes for the op {}", op);
-  std::vector<GridCase> all = found->second();
-  check(!all.empty(), "the grid of {} has no shape", op);
+  std::vector<GridCase> all;
+  for (const std::span<const OpGrid> grids : {row_grids(), attention_grids()})
+    if (const auto found = std::ranges::find(grids, op, &OpGrid::op); found != grids.end())
+      all = found->cases();
+  check(!all.empty(), "there is no shape to try the op {} on", op);
   std::ranges::stable_sort(all, {}, numbers_in);
   return all;
 }
@@ -143,15 +133,6 @@ std::string text_of(const std::vector<Trait>& traits) {
     text += bare ? trait.value : fmt::format("{} {}", trait.name, trait.value);
   }
   return text;
-}
-
-int64_t numbers_in(const GridCase& shape) {
-  const SmallModel& m = shape.model;
-  int64_t rows = 0, context = 0;
-  for (const auto& pass : shape.passes)
-    for (const Stretch& s : pass) rows += s.count, context += s.first + s.count;
-  const int64_t width = m.hidden + m.intermediate + m.heads * m.head_dim + m.vocab;
-  return rows * width + context * m.kv_heads * m.head_dim + m.hidden * m.intermediate;
 }
 
 }  // namespace lockstep

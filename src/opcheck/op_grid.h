@@ -12,22 +12,6 @@
 
 namespace lockstep {
 
-// The rows that a pass computes of one request, `count` of them from position `first` on. `first`
-// positions precede it, which the request has in its cache.
-struct Stretch {
-  int32_t first = 0, count = 1;
-};
-
-// The kinds of numbers that a case can have.
-enum class Values : uint8_t {
-  usual,
-  large,  // fp16 overflows on the way, and the result may
-  tiny,   // near the subnormal numbers of the dtype, and some are
-  zeros,  // every third row is 0
-  ties,   // equal ones in a row
-  huge,   // sums overflow each dtype, results of norms fp16, and no number on the way does
-};
-
 // A fact about a case, "head_dim" "80"; common_to() looks for those that wrong cases share.
 struct Trait {
   std::string name, value;
@@ -40,6 +24,22 @@ struct Trait {
 
 // One shape of an op.
 struct GridCase {
+  // The rows that a pass computes of one request, `count` of them from position `first` on. `first`
+  // positions precede it, which the request has in its cache.
+  struct Stretch {
+    int32_t first = 0, count = 1;
+  };
+
+  // The kinds of numbers that a case can have.
+  enum class Values : uint8_t {
+    usual,
+    large,  // fp16 overflows on the way, and the result may
+    tiny,   // near the subnormal numbers of the dtype, and some are
+    zeros,  // every third row is 0
+    ties,   // equal ones in a row
+    huge,   // sums overflow each dtype, results of norms fp16, and no number on the way does
+  };
+
   std::string_view point;  // that the op names in its call; of a layer, that is layer 0
   SmallModel model;
   // By pass, then by request; a request that begins past 0 in the first pass inherits what
@@ -68,9 +68,5 @@ std::vector<GridCase> grid_of(std::string_view op);
 // All that is said of a case.
 std::vector<Trait> traits_of(const GridCase& shape, DType dtype);
 std::string text_of(const std::vector<Trait>& traits);
-
-// Numbers that the op's inputs have in that case; what a case's size is. It orders cases, and is no
-// count to rely on: weights count once, rows and contexts as often as they are read.
-int64_t numbers_in(const GridCase& shape);
 
 }  // namespace lockstep

@@ -30,8 +30,8 @@ bool is_fused(std::string_view op) {
   return std::ranges::count(kFusedOps, op, &FusedRow::name) > 0;
 }
 
-OpRunnerOptions runner_options(std::string_view op, DType dtype, const OpTrialOptions& options,
-                               const OpPlaces& places) {
+OpRunner::Options runner_options(std::string_view op, DType dtype, const OpTrial::Options& options,
+                                 const OpPlaces& places) {
   return {.dtype = dtype,
           .device = options.device,
           .threads = options.threads,
@@ -41,7 +41,7 @@ OpRunnerOptions runner_options(std::string_view op, DType dtype, const OpTrialOp
 
 // One rounding at the store is what the headers of ops promise, unless the person who asks declares
 // another contract.
-JudgeOptions judging_as_run(const OpTrialOptions& options, const OpPlaces& places) {
+JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& places) {
   std::vector<std::string_view> names;
   for (const Place& place : places.outputs) names.push_back(place.point->name);
   JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
@@ -59,7 +59,8 @@ JudgeOptions judging_as_run(const OpTrialOptions& options, const OpPlaces& place
 }  // namespace
 
 OpTrial::OpTrial(std::string_view op, const GridCase& shape, DType dtype,
-                 const std::vector<Implementation>& implementations, const OpTrialOptions& options)
+                 const std::vector<Implementation>& implementations,
+                 const OpTrial::Options& options)
     : op_(op),
       shape_(shape),
       dtype_(dtype),
@@ -126,9 +127,9 @@ OpTrial::Verdict OpTrial::judge(bool with_causes) {
     return {.refusal = refusal.what()};
   } catch (const OpError& error) {
     Verdict verdict{.budgets = std::numeric_limits<double>::infinity()};
-    verdict.failure = OpFailure{.shape = text_of(traits_of(shape_, dtype_)),
-                                .says = error.what(),
-                                .budgets = verdict.budgets};
+    verdict.failure = OpTrial::Failure{.shape = text_of(traits_of(shape_, dtype_)),
+                                       .says = error.what(),
+                                       .budgets = verdict.budgets};
     return verdict;
   }
 }
@@ -170,7 +171,7 @@ OpTrial::Verdict OpTrial::verdict_of(const Result& result) const {
   if (gravest == nullptr) return verdict;
   const Finding& f = *gravest;
   verdict.budgets = std::max(verdict.budgets, f.budgets);
-  OpFailure& failure = verdict.failure.emplace();
+  OpTrial::Failure& failure = verdict.failure.emplace();
   failure = {.shape = text_of(traits_of(shape_, dtype_)),
              .point = std::string(f.node.place.point->name),
              .statistic = f.statistic ? name_of(*f.statistic) : "",

@@ -15,38 +15,38 @@
 
 namespace lockstep {
 
-// The place in a case where an op was wrong.
-struct OpFailure {
-  std::string shape;      // of the case
-  std::string point;      // of the output; "": the op ended with a sentence
-  std::string says;       // that sentence, or what is wrong where no element is known
-  std::string statistic;  // "": none
-  int32_t pass = 0, request = 0;
-  std::vector<int64_t> index;  // as in Finding
-  double want = 0, got = 0, budgets = 0;
-  std::string rule;
-  std::vector<Finding::LooksLike> looks_like;
-};
-
-// Who computes a case, and how it is judged. threads: of the op, the oracle and the judge; 0: one a
-// core.
-struct OpTrialOptions {
-  Device device = Device::cpu;
-  int threads = 0;
-  RoundingOptions rounding;
-};
-
 // Makes the numbers of its case when it is made and keeps them, so that judging and timing are on
 // the same inputs. One thread at a time may use it.
 class OpTrial {
  public:
+  // The place in a case where an op was wrong.
+  struct Failure {
+    std::string shape;      // of the case
+    std::string point;      // of the output; "": the op ended with a sentence
+    std::string says;       // that sentence, or what is wrong where no element is known
+    std::string statistic;  // "": none
+    int32_t pass = 0, request = 0;
+    std::vector<int64_t> index;  // as in Finding
+    double want = 0, got = 0, budgets = 0;
+    std::string rule;
+    std::vector<Finding::LooksLike> looks_like;
+  };
+
+  // Who computes a case, and how it is judged. threads: of the op, the oracle and the judge; 0: one
+  // a core.
+  struct Options {
+    Device device = Device::cpu;
+    int threads = 0;
+    RoundingOptions rounding;
+  };
+
   // implementations: of Lockstep and of the user, who has that op alone. All is borrowed.
   OpTrial(std::string_view op, const GridCase& shape, DType dtype,
-          const std::vector<Implementation>& implementations, const OpTrialOptions& options);
+          const std::vector<Implementation>& implementations, const Options& options);
 
   struct Verdict {
     double budgets = 0;  // the most that an element is off
-    std::optional<OpFailure> failure;
+    std::optional<Failure> failure;
     std::string refusal;  // the op's own sentence, where it did not compute the case; "": it did
   };
   // The user's op held to the exact results. with_causes: looks for what a wrong one looks like.
@@ -71,7 +71,7 @@ class OpTrial {
   std::string op_;
   const GridCase& shape_;
   DType dtype_;
-  OpTrialOptions options_;
+  Options options_;
   OpPlaces places_;
   CaseData data_;
   Manifest judged_;  // of the same, with the rotary tables

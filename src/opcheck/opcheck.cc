@@ -61,7 +61,7 @@ class Checker {
 
  private:
   std::vector<std::string> names() const;
-  OpAccount account(const std::string& op);
+  OpsResult::Account account(const std::string& op);
   void try_case(const GridCase& shape, DType dtype, const OneOp& one);
   void look_into(OpTrial& trial, const GridCase& shape, DType dtype, OpTrial::Verdict verdict);
   void time(OpTrial& trial);
@@ -73,7 +73,7 @@ class Checker {
   ReplacedOps user_;
   Progress progress_;
   // The account of the op that is being tried:
-  OpAccount account_;
+  OpsResult::Account account_;
   std::vector<TriedCase> tried_;
   std::vector<double> seconds_, own_seconds_, ratios_;
   int looked_ = 0;
@@ -103,7 +103,7 @@ OpsResult Checker::result() {
   return result;
 }
 
-OpAccount Checker::account(const std::string& op) {
+OpsResult::Account Checker::account(const std::string& op) {
   account_ = {.op = op};
   tried_.clear(), seconds_.clear(), own_seconds_.clear(), ratios_.clear();
   looked_ = 0;
@@ -214,8 +214,9 @@ OpsResult check_ops(const OpsOptions& options, Detail detail) {
 }
 
 int exit_status(const OpsResult& result) {
-  if (std::ranges::any_of(result.ops, [](const OpAccount& op) { return op.wrong > 0; })) return 1;
-  return std::ranges::count(result.ops, 0, &OpAccount::cases) > 0 ? 2 : 0;
+  if (std::ranges::any_of(result.ops, [](const OpsResult::Account& op) { return op.wrong > 0; }))
+    return 1;
+  return std::ranges::count(result.ops, 0, &OpsResult::Account::cases) > 0 ? 2 : 0;
 }
 
 }  // namespace lockstep

@@ -22,26 +22,26 @@ struct OpsOptions {
   std::string folder;  // where repros go, each in a folder of its op; "": none are written
 };
 
-// The cases of one op. Times are in seconds, for all passes of a case.
-struct OpAccount {
-  std::string op;
-  int64_t cases = 0, wrong = 0;  // that it computed
-  int64_t refused = 0;           // that it said by a sentence not to compute
-  std::string refusal;           // the first of these sentences
-  double budgets = 0;      // the most that an element of a right case is off, or of a wrong one
-  std::string worst_case;  // whose that is
-  std::optional<OpFailure> first;  // the smallest wrong case
-  std::string common;              // what the wrong cases have in common and no other has
-  // Medians over the cases of usual shapes; none: none of them was right.
-  std::optional<double> seconds, own_seconds, ratio;
-  std::string folder;     // of its repro; "": none
-  std::string no_folder;  // why not, where one was asked for
-};
-
 struct OpsResult {
+  // The cases of one op. Times are in seconds, for all passes of a case.
+  struct Account {
+    std::string op;
+    int64_t cases = 0, wrong = 0;  // that it computed
+    int64_t refused = 0;           // that it said by a sentence not to compute
+    std::string refusal;           // the first of these sentences
+    double budgets = 0;      // the most that an element of a right case is off, or of a wrong one
+    std::string worst_case;  // whose that is
+    std::optional<OpTrial::Failure> first;  // the smallest wrong case
+    std::string common;                     // what the wrong cases have in common and no other has
+    // Medians over the cases of usual shapes; none: none of them was right.
+    std::optional<double> seconds, own_seconds, ratio;
+    std::string folder;     // of its repro; "": none
+    std::string no_folder;  // why not, where one was asked for
+  };
+
   std::string library, device;
   std::vector<std::string> dtypes;
-  std::vector<OpAccount> ops;
+  std::vector<Account> ops;
   double seconds = 0;  // of all
 };
 

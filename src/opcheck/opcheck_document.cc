@@ -36,7 +36,7 @@ Table table_of_ops(const OpsResult& result) {
                {"ours", Table::Align::right, 0},
                {"times ours", Table::Align::right, 0}},
               {}};
-  for (const OpAccount& op : result.ops)
+  for (const OpsResult::Account& op : result.ops)
     table.rows.push_back({op.op, op.cases,
                           op.cases == 0   ? std::string("refused")
                           : op.wrong == 0 ? std::string("right")
@@ -48,7 +48,7 @@ Table table_of_ops(const OpsResult& result) {
   return table;
 }
 
-std::string place_text(const OpFailure& failure) {
+std::string place_text(const OpTrial::Failure& failure) {
   std::string text =
       fmt::format("{}, pass {}, request {}", failure.point, failure.pass, failure.request);
   if (failure.index.empty()) return text;
@@ -60,8 +60,8 @@ std::string place_text(const OpFailure& failure) {
   return text + fmt::format(", {} [{}]", p->shape.substr(comma + 2), fmt::join(axes, ", "));
 }
 
-void add_wrong_op(const OpAccount& op, std::vector<Block>& blocks) {
-  const OpFailure& first = *op.first;
+void add_wrong_op(const OpsResult::Account& op, std::vector<Block>& blocks) {
+  const OpTrial::Failure& first = *op.first;
   KeyValues lines{.entries = {}, .indent = 5, .key_width = 12};
   const auto line = [&](const char* name, std::string text) {
     if (!text.empty()) lines.entries.emplace_back(name, std::move(text));
@@ -88,19 +88,19 @@ void add_wrong_op(const OpAccount& op, std::vector<Block>& blocks) {
 
 int64_t cases_of(const OpsResult& result) {
   int64_t cases = 0;
-  for (const OpAccount& op : result.ops) cases += op.cases;
+  for (const OpsResult::Account& op : result.ops) cases += op.cases;
   return cases;
 }
 
 // An op that refused every case is said before right ones are: it was held to nothing.
 std::string story_of_ops(const OpsResult& result) {
   std::vector<std::string> wrong;
-  for (const OpAccount& op : result.ops)
+  for (const OpsResult::Account& op : result.ops)
     if (op.wrong > 0)
       wrong.push_back(fmt::format("{} ({} of {} cases)", op.op, op.wrong, op.cases));
   const size_t count = result.ops.size();
   std::vector<std::string> untried;
-  for (const OpAccount& op : result.ops)
+  for (const OpsResult::Account& op : result.ops)
     if (op.cases == 0) untried.push_back(op.op);
   if (wrong.empty() && !untried.empty())
     return fmt::format("{} computed none of the cases, and was held to nothing",
@@ -114,7 +114,7 @@ std::string story_of_ops(const OpsResult& result) {
 
 Json optional_seconds(const std::optional<double>& x) { return x ? json_number<Json>(*x) : Json(); }
 
-Json failure_json(const std::optional<OpFailure>& failure) {
+Json failure_json(const std::optional<OpTrial::Failure>& failure) {
   if (!failure) return {};
   Json like = Json::array();
   for (const Finding::LooksLike& one : failure->looks_like) like.push_back(one.says);
@@ -132,7 +132,7 @@ Json failure_json(const std::optional<OpFailure>& failure) {
           {"looks_like", like}};
 }
 
-Json account_json(const OpAccount& op) {
+Json account_json(const OpsResult::Account& op) {
   return {{"op", op.op},
           {"cases", op.cases},
           {"wrong", op.wrong},
@@ -153,7 +153,7 @@ Document document_of(const OpsResult& result) {
   static constexpr const char* kVerdicts[] = {"clean", "diverged", "inconclusive"};
   const char* verdict = kVerdicts[exit_status(result)];
   Json ops = Json::array();
-  for (const OpAccount& op : result.ops) ops.push_back(account_json(op));
+  for (const OpsResult::Account& op : result.ops) ops.push_back(account_json(op));
   Document document{.json = Json{
                         {"format", "lockstep-ops"},
                         {"format_version", "1.0"},
@@ -173,12 +173,12 @@ Document document_of(const OpsResult& result) {
       Paragraph{fmt::format("{} cases in {}", cases_of(result), time_of(result.seconds)), 2, 4});
   blocks.push_back(Heading{});
   blocks.push_back(table_of_ops(result));
-  for (const OpAccount& op : result.ops)
+  for (const OpsResult::Account& op : result.ops)
     if (op.refused > 0)
       blocks.push_back(Paragraph{
           fmt::format("{} did not compute {} more cases: {}", op.op, op.refused, op.refusal), 2,
           4});
-  for (const OpAccount& op : result.ops) {
+  for (const OpsResult::Account& op : result.ops) {
     if (op.wrong == 0) continue;
     blocks.push_back(Heading{});
     add_wrong_op(op, blocks);

@@ -4,10 +4,14 @@
 // 0.
 #include <fmt/format.h>
 
+#include "kernels/fused.h"
 #include "src/opcheck/grids.h"
 
 namespace lockstep {
 namespace {
+
+using Values = GridCase::Values;
+using Stretch = GridCase::Stretch;
 
 // A pass of so many rows: of one request, or of several with other positions.
 std::vector<std::vector<Stretch>> passes_of_rows(int32_t count) {
@@ -68,8 +72,6 @@ GridCase of_experts(std::string_view point, int64_t experts, int64_t chosen, int
   made.model.chosen = chosen;
   return made;
 }
-
-}  // namespace
 
 std::vector<GridCase> gather_grid() {
   std::vector<GridCase> all;
@@ -348,5 +350,23 @@ std::vector<GridCase> gate_up_grid() {
   all.back().timed = true;
   return all;
 }
+
+constexpr OpGrid kGrids[] = {{"gather_rows", gather_grid},
+                             {"rms_norm", norm_grid},
+                             {"matmul", matmul_grid},
+                             {"silu_mul", silu_grid},
+                             {"add", add_grid},
+                             {"argmax", argmax_grid},
+                             {"top_k", top_k_grid},
+                             {"softmax_of", softmax_grid},
+                             {"expert_matmul", expert_grid},
+                             {"weighted_sum", weighted_sum_grid},
+                             {kAddRmsNorm.name, add_norm_grid},
+                             {kQkvMatmul.name, qkv_grid},
+                             {kGateUpSilu.name, gate_up_grid}};
+
+}  // namespace
+
+std::span<const OpGrid> row_grids() { return kGrids; }
 
 }  // namespace lockstep

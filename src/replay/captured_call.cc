@@ -14,9 +14,16 @@ CallCapture::CallCapture(std::string_view function, std::span<const std::string_
       names_(inputs) {}
 
 // A tensor that is not given stays in the list without data, so that arguments keep their places.
-void CallCapture::put(std::vector<CapturedTensor>& to, std::string name, const TensorView& tensor) {
-  CapturedTensor& kept = to.emplace_back(CapturedTensor{std::move(name), {}});
+CapturedCall::Operand& CallCapture::put(std::vector<CapturedCall::Operand>& to, std::string name,
+                                        const TensorView& tensor) {
+  CapturedCall::Operand& kept = to.emplace_back(CapturedCall::Operand{std::move(name), {}});
   if (!tensor.empty()) kept.data = copy_on(Device::cpu, tensor);
+  return kept;
+}
+
+void CallCapture::add(Type type, std::initializer_list<TensorView> tensors) {
+  call_.arguments.push_back({type, call_.inputs.size(), tensors.size()});
+  for (const TensorView& tensor : tensors) put(call_.inputs, next_name(), tensor);
 }
 
 std::string CallCapture::next_name() {
@@ -29,20 +36,34 @@ void CallCapture::add_output(const KvCache& cache) {
   put(call_.outputs, "cache.v", cache.v);
 }
 
-void CallCapture::add(const KvCache& cache) {
-  add(cache.k);
-  add(cache.v);
+void CallCapture::add(const TensorView& tensor) { add(Type::tensor, {tensor}); }
+
+void CallCapture::add(const WeightView& weight) {
+  add(weight.codes);
+  call_.inputs.back().is_weight = true;
 }
+
+void CallCapture::add(const KvCache& cache) { add(Type::cache, {cache.k, cache.v}); }
 
 void CallCapture::add(const AttentionBatch& batch) {
-  add(batch.query_start);
-  add(batch.context_length);
-  add(batch.page_table);
+  add(Type::batch, {batch.query_start, batch.context_length, batch.page_table});
 }
 
-void CallCapture::add(const std::vector<TensorView>& all) {
+void CallCapture::add(Type type, const std::vector<TensorView>& tensors, bool are_weights) {
+  call_.arguments.push_back({type, call_.inputs.size(), tensors.size()});
   const std::string name = next_name();
-  for (size_t i = 0; i < all.size(); ++i) put(call_.inputs, fmt::format("{}.{}", name, i), all[i]);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    put(call_.inputs, fmt::format("{}.{}", name, i), tensors[i]).is_weight = are_weights;
+}
+
+void CallCapture::add(const std::vector<TensorView>& weights) { add(Type::counted, weights, true); }
+
+void CallCapture::add_weights(const std::vector<TensorView>& weights) {
+  add(Type::list, weights, true);
+}
+
+void CallCapture::add_list(const std::vector<TensorView>& tensors) {
+  add(Type::list, tensors, false);
 }
 
 }  // namespace lockstep

@@ -6,11 +6,10 @@
 // captured with all its arguments, for repro.
 #include "src/replay/op_runner.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "kernels/base/check.h"
@@ -18,6 +17,7 @@
 #include "probes/only.h"
 #include "src/judge/ledger.h"
 #include "src/model/device_batch.h"
+#include "src/model/op_names.h"
 
 namespace lockstep {
 namespace {
@@ -39,37 +39,8 @@ Tensor int32_counting(size_t count) {
 
 }  // namespace
 
-std::vector<std::string_view> functions_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::gather:
-      return {"gather_rows"};
-    case OpKind::norm:
-      return {"rms_norm"};
-    case OpKind::linear:
-      return {"matmul"};
-    case OpKind::cache:
-      return {"kv_write", "kv_gather"};
-    case OpKind::attention:
-      return {"paged_attention"};
-    case OpKind::softmax:
-      return {"softmax_of"};
-    case OpKind::expert_linear:
-      return {"expert_matmul"};
-    case OpKind::angles:
-      return {};
-    case OpKind::rope:
-    case OpKind::silu_mul:
-    case OpKind::add:
-    case OpKind::argmax:
-    case OpKind::top_k:
-    case OpKind::weighted_sum:
-      return {name_of(kind)};
-  }
-  return {};
-}
-
 OpRunner::OpRunner(const Checkpoint& checkpoint, const Place& place,
-                   std::vector<Implementation> implementations, const OpRunnerOptions& options)
+                   std::vector<Implementation> implementations, const OpRunner::Options& options)
     : place_(place),
       implementations_(std::move(implementations)),
       options_(options),
@@ -90,7 +61,7 @@ void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)
   // buffer is, since nobody at the place reads it.
   ops.*row.entry = [this, row](const OpContext& context, Out out, In... in) {
     // The rows that get logits are gathered under the name of the logits, by no op of the place.
-    const bool gathers = row.name == "gather_rows" && context.point == "logits";
+    const bool gathers = !makes(row.name, context.point);
     if (!is_place(context)) return gathers ? void() : supply(context, out);
     if (gathers) return (implementations_[0].ops.*row.entry)(context, out, in...);
     if (captured_ != nullptr && !*captured_) {
@@ -136,7 +107,7 @@ void OpRunner::stand_in_fused(FusedOps& ops) {
 void OpRunner::run_fused(const OpContext& context, const TensorView& out, const AddNormInput& in) {
   capture(kAddRmsNorm, context, [&](CallCapture& call) {
     call.add_output("out", out), call.add_output("sum", in.sum);
-    call.add("a", in.a), call.add("b", in.b), call.add("weight", in.weight), call.add(in.eps);
+    call.add(in.a), call.add(in.b), call.add(in.weight), call.add(in.eps);
   });
   const Tensor sum(in.sum.shape, in.sum.dtype, in.sum.device);
   AddNormInput beside = in;
@@ -149,11 +120,13 @@ void OpRunner::run_fused(const OpContext& context, std::span<const Linear> all,
                          const TensorView& x) {
   capture(kQkvMatmul, context, [&](CallCapture& call) {
     static constexpr const char* kNames[] = {"q", "k", "v"};
-    for (size_t i = 0; i < all.size(); ++i) call.add_output(kNames[i], all[i].out);
-    call.add("x", x);
-    for (size_t i = 0; i < all.size(); ++i)
-      call.add(fmt::format("weights.{}", i), all[i].weight.codes);
-    for (size_t i = 0; i < all.size(); ++i) call.add(fmt::format("biases.{}", i), all[i].bias);
+    std::vector<TensorView> weights, biases;
+    for (size_t i = 0; i < all.size(); ++i) {
+      call.add_output(kNames[i], all[i].out);
+      weights.push_back(all[i].weight.codes);
+      biases.push_back(all[i].bias);
+    }
+    call.add(x), call.add_weights(weights), call.add_list(biases);
   });
   if (timed_) time([&] { fused().qkv_matmul(context, all, x, nullptr); });
   fused().qkv_matmul(context, all, x, nullptr);
@@ -162,10 +135,9 @@ void OpRunner::run_fused(const OpContext& context, std::span<const Linear> all,
 void OpRunner::run_fused(const OpContext& context, const QkNormRopeKvWrite& a) {
   capture(kQkNormRopeKvWrite, context, [&](CallCapture& call) {
     call.add_output("q_rope", a.q_rope), call.add_output(a.cache);
-    call.add("q", a.q), call.add("k", a.k), call.add("v", a.v);
-    call.add("q_weight", a.q_weight), call.add("k_weight", a.k_weight), call.add(a.eps);
-    call.add("cos", a.cos), call.add("sin", a.sin), call.add("positions", a.positions);
-    call.add("slots", a.slots);
+    call.add(a.q), call.add(a.k), call.add(a.v);
+    call.add(a.q_weight), call.add(a.k_weight), call.add(a.eps);
+    call.add(a.cos), call.add(a.sin), call.add(a.positions), call.add(a.slots);
   });
   const Tensor q_rope(a.q_rope.shape, a.q_rope.dtype, a.q_rope.device);
   QkNormRopeKvWrite beside = a;
@@ -177,8 +149,7 @@ void OpRunner::run_fused(const OpContext& context, const QkNormRopeKvWrite& a) {
 void OpRunner::run_fused(const OpContext& context, const TensorView& out, const TensorView& x,
                          const WeightView& gate, const WeightView& up) {
   capture(kGateUpSilu, context, [&](CallCapture& call) {
-    call.add_output("out", out), call.add("x", x);
-    call.add("gate_weight", gate.codes), call.add("up_weight", up.codes);
+    call.add_output("out", out), call.add(x), call.add(gate), call.add(up);
   });
   const auto op = [&] { fused().gate_up_silu(context, out, x, gate, up, {}, {}, nullptr); };
   if (timed_) time(op);
@@ -188,7 +159,13 @@ void OpRunner::run_fused(const OpContext& context, const TensorView& out, const 
 void OpRunner::capture(const FusedRow& row, const OpContext& context,
                        const std::function<void(CallCapture&)>& take) {
   if (captured_ == nullptr || *captured_) return;
-  CallCapture call(row.name, {}, context);
+  static const std::map<std::string_view, std::vector<std::string_view>> inputs = {
+      {kAddRmsNorm.name, {"a", "b", "weight"}},
+      {kQkvMatmul.name, {"x", "weights", "biases"}},
+      {kQkNormRopeKvWrite.name,
+       {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "positions", "slots"}},
+      {kGateUpSilu.name, {"x", "gate_weight", "up_weight"}}};
+  CallCapture call(row.name, inputs.at(row.name), context);
   take(call);
   *captured_ = call.take();
 }

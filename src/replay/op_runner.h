@@ -21,29 +21,26 @@ struct Implementation {
   Ops ops;
 };
 
-// The names in lockstep_ops.h of the ops that make tensors of that kind.
-std::vector<std::string_view> functions_of(OpKind kind);
-
-struct OpRunnerOptions {
-  DType dtype = DType::bf16;
-  Device device = Device::cpu;
-  int threads = 0;  // 0: one a core
-  // A fused op, by the name of its row in kFusedOps, that every implementation has: it is run in
-  // the place of its pieces, at the place that it names in its calls. "": the op of the place.
-  std::string_view fused;
-  std::vector<Place> shown;  // that Made has; empty: the runner's place
-};
-
 // Runs the op of one place in the model that it belongs to, with its weights and settings as the
 // engine passes them. No other op of the model is computed: those that it reads hand on what was
 // kept of them. One thread at a time may use it, and one run at a time: the stand-ins read what
 // run() is given.
 class OpRunner {
  public:
+  struct Options {
+    DType dtype = DType::bf16;
+    Device device = Device::cpu;
+    int threads = 0;  // 0: one a core
+    // A fused op, by the name of its row in kFusedOps, that every implementation has: it is run in
+    // the place of its pieces, at the place that it names in its calls. "": the op of the place.
+    std::string_view fused;
+    std::vector<Place> shown;  // that Made has; empty: the runner's place
+  };
+
   // The checkpoint must outlive it. The first implementation is this library's own: it gathers the
   // rows that get logits.
   OpRunner(const Checkpoint& checkpoint, const Place& place,
-           std::vector<Implementation> implementations, const OpRunnerOptions& options);
+           std::vector<Implementation> implementations, const Options& options);
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
@@ -83,7 +80,7 @@ class OpRunner {
 
   Place place_;
   std::vector<Implementation> implementations_;
-  OpRunnerOptions options_;
+  Options options_;
   int layers_;
   ThreadPool threads_;
   RopeCache rope_;

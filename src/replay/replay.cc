@@ -109,7 +109,7 @@ class Replay {
     add_trials(all);
     runner_ = std::make_unique<OpRunner>(
         checkpoint_, place_, std::move(all),
-        OpRunnerOptions{opened_.manifest.dtype, device_, options.threads});
+        OpRunner::Options{opened_.manifest.dtype, device_, options.threads});
   }
 
   ReplayResult result();

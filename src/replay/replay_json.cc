@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 
 Json optional_number(const std::optional<double>& x) { return x ? json_number<Json>(*x) : Json(); }
 
-Json worst_json(const std::optional<FurthestElement>& worst) {
+Json worst_json(const std::optional<TrialResult::Element>& worst) {
   if (!worst) return {};
   return {{"pass", worst->pass},
           {"request", worst->request},

@@ -11,6 +11,7 @@
 #include "kernels/base/nearest.h"
 #include "kernels/plugin/user_ops.h"
 #include "src/judge/ledger.h"
+#include "src/model/op_names.h"
 #include "src/replay/fused_by_pieces.h"
 #include "src/session/device.h"
 #include "src/session/layouts.h"
@@ -83,7 +84,7 @@ std::vector<Implementation> implementations_of(const ReplayOptions& options, Dev
   const auto computes = [&](std::string_view name) {
     return std::ranges::count(replaced.names, name) > 0;
   };
-  const std::vector<std::string_view> wanted = functions_of(place.point->op);
+  const std::vector<std::string_view> wanted = op_names_of(place.point->op);
   check(std::ranges::any_of(wanted, computes),
         "{} has no op that computes {}: it is {}'s, and the library has {}", options.ops,
         text_of(place), fmt::join(wanted, " and "), fmt::join(replaced.names, ", "));

@@ -74,11 +74,11 @@ class Maker {
     for (const Place& place : call_.hidden)
       contracts_[std::string(place.point->name)] = contract_at(place);
     runner_ = std::make_unique<OpRunner>(checkpoint, call_.named, std::move(all),
-                                         OpRunnerOptions{.dtype = opened_.manifest.dtype,
-                                                         .device = device_,
-                                                         .threads = of_.threads,
-                                                         .fused = call_.fused,
-                                                         .shown = call_.outputs});
+                                         OpRunner::Options{.dtype = opened_.manifest.dtype,
+                                                           .device = device_,
+                                                           .threads = of_.threads,
+                                                           .fused = call_.fused,
+                                                           .shown = call_.outputs});
   }
 
   ReproResult result();
@@ -214,7 +214,7 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
   const RoundingContract of_case = own.contract_at(place_);
   for (auto& [point, contract] : own.contracts) contract = RoundingContract::fused;
   result.own_is_right = judged_case(own, reduced.op_case, /*stored=*/false).wrong().empty();
-  const FurthestElement& worst = result.worst;
+  const TrialResult::Element& worst = result.worst;
   ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
   story.lines.push_back(fmt::format(
       "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "

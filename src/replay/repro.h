@@ -23,7 +23,7 @@ struct ReproResult {
   int64_t rows = 0, of_rows = 0, keys = 0, of_keys = 0;  // of the case; keys: of attention
   int64_t wrong = 0, elements = 0;                       // that the folder compares
   int64_t bytes = 0;                                     // of the folder
-  FurthestElement worst;
+  TrialResult::Element worst;
   std::vector<std::string> steps;  // how it was reduced
   bool own_is_right = false;       // Lockstep's own op, on the case
 };

@@ -1,4 +1,4 @@
-// Names tell tensors apart, as no op has an output and an input of one name.
+// Each argument is a variable of the program in C, or a number, and an entry of a list in JSON.
 #include "src/replay/repro_arguments.h"
 
 #include <fmt/format.h>
@@ -7,126 +7,99 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "kernels/base/check.h"
-
 namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The call is borrowed.
+// Operands of a call are numbered from its outputs on.
 class Arguments {
  public:
   explicit Arguments(const CapturedCall& call);
 
-  std::string in_c() const;  // statements that call the function
+  std::string in_c() const {
+    return before_ +
+           fmt::format("    failed = ((const char* (*)({}))function)({});", types_, values_);
+  }
   const Json& in_python() const { return python_; }
 
  private:
-  int number_of(const std::string& name) const;
-  bool is_there(int number) const;
-  void tensor(const std::string& name);
-  void cache();
-  void batch();
-  void list(const std::string& name, int count);
-  void number(const char* kind, const char* type, double value);
+  void tensor(size_t number);
+  void structure(const char* name, const char* type, size_t first, size_t count);
+  void list(size_t first, size_t count);
+  void number(const char* kind, double value);
+  // "&t[3]", or "NULL" for one that the op is called without.
+  std::string in_c(size_t number) const;
   void add(const std::string& type, const std::string& value) {
     types_ += ", " + type;
     values_ += ", " + value;
   }
 
   const CapturedCall& call_;
+  int lists_ = 0;
   std::string before_, types_ = "const LockstepCall*", values_ = "&call";
   Json python_ = Json::array();
 };
 
-int Arguments::number_of(const std::string& name) const {
-  int number = 0;
-  for (const auto* all : {&call_.outputs, &call_.inputs})
-    for (const CapturedTensor& tensor : *all) {
-      if (tensor.name == name) return number;
-      ++number;
-    }
-  fail("{} takes no {}, which a repro wanted to hand it", call_.function, name);
+std::string Arguments::in_c(size_t number) const {
+  const size_t outputs = call_.outputs.size();
+  const bool there = number < outputs || !call_.inputs.at(number - outputs).data.view().empty();
+  return there ? fmt::format("&t[{}]", number) : "NULL";
 }
 
-bool Arguments::is_there(int number) const {
-  const auto outputs = static_cast<int>(call_.outputs.size());
-  return number < outputs || !call_.inputs.at(number - outputs).data.view().empty();
-}
-
-void Arguments::tensor(const std::string& name) {
-  const int number = number_of(name);
-  add("const DLTensor*", is_there(number) ? fmt::format("&t[{}]", number) : "NULL");
+void Arguments::tensor(size_t number) {
+  add("const DLTensor*", in_c(number));
   python_.push_back({"tensor", number});
 }
 
-void Arguments::cache() {
-  const int k = number_of("cache.k"), v = number_of("cache.v");
-  before_ += fmt::format("    const LockstepCache cache = {{&t[{}], &t[{}]}};\n", k, v);
-  add("const LockstepCache*", "&cache");
-  python_.push_back({"struct", k, v});
+void Arguments::structure(const char* name, const char* type, size_t first, size_t count) {
+  std::vector<std::string> all;
+  Json numbers = {"struct"};
+  for (size_t i = first; i < first + count; ++i) all.push_back(in_c(i)), numbers.push_back(i);
+  before_ += fmt::format("    const {} {} = {{{}}};\n", type, name, fmt::join(all, ", "));
+  add(fmt::format("const {}*", type), fmt::format("&{}", name));
+  python_.push_back(numbers);
 }
 
-void Arguments::batch() {
-  const int a = number_of("query_start"), b = number_of("context_length"),
-            c = number_of("page_table");
-  before_ += fmt::format("    const LockstepBatch batch = {{&t[{}], &t[{}], &t[{}]}};\n", a, b, c);
-  add("const LockstepBatch*", "&batch");
-  python_.push_back({"struct", a, b, c});
-}
-
-void Arguments::list(const std::string& name, int count) {
+void Arguments::list(size_t first, size_t count) {
   std::vector<std::string> all;
   Json numbers = {"list"};
-  for (int i = 0; i < count; ++i) {
-    const int number = number_of(fmt::format("{}.{}", name, i));
-    all.push_back(is_there(number) ? fmt::format("&t[{}]", number) : "NULL");
-    numbers.push_back(number);
-  }
-  before_ += fmt::format("    const DLTensor* {}[] = {{{}}};\n", name, fmt::join(all, ", "));
+  for (size_t i = first; i < first + count; ++i) all.push_back(in_c(i)), numbers.push_back(i);
+  const std::string name = fmt::format("list{}", lists_++);
+  before_ += fmt::format("    const DLTensor* const {}[] = {{{}}};\n", name, fmt::join(all, ", "));
   add("const DLTensor* const*", name);
   python_.push_back(numbers);
 }
 
-void Arguments::number(const char* kind, const char* type, double value) {
+void Arguments::number(const char* kind, double value) {
   const bool whole = std::string(kind) != "float";
-  add(type, whole ? fmt::format("{}", static_cast<int64_t>(value))
-                  : fmt::format("{}f", Json(value).dump()));
+  const bool narrow = std::string(kind) == "int32";
+  add(whole ? narrow ? "int32_t" : "int64_t" : "float",
+      whole ? fmt::format("{}", static_cast<int64_t>(value))
+            : fmt::format("{}f", Json(value).dump()));
   python_.push_back({kind, value});
 }
 
 Arguments::Arguments(const CapturedCall& call) : call_(call) {
-  const std::string& function = call.function;
-  if (function == "paged_attention") {
-    tensor("out"), tensor("q"), cache(), batch();
-    number("float", "float", call.numbers.at(0));
-    number("int64", "int64_t", call.numbers.at(1));
-  } else if (function == "expert_matmul") {
-    const auto experts = static_cast<int>(call.inputs.size()) - 2;
-    tensor("out"), tensor("x"), tensor("index"), list("weights", experts);
-    number("count", "int64_t", experts);
-  } else if (function == "kv_write") {
-    cache(), tensor("k"), tensor("v"), tensor("slots");
-  } else if (function == "qkv_matmul") {
-    tensor("q"), tensor("k"), tensor("v"), tensor("x"), list("weights", 3), list("biases", 3);
-  } else if (function == "qk_norm_rope_kv_write") {
-    tensor("q_rope"), cache();
-    for (const char* name : {"q", "k", "v", "q_weight", "k_weight"}) tensor(name);
-    number("float", "float", call.numbers.at(0));
-    for (const char* name : {"cos", "sin", "positions", "slots"}) tensor(name);
-  } else {
-    for (const CapturedTensor& output : call.outputs) tensor(output.name);
-    for (const CapturedTensor& one : call.inputs) tensor(one.name);
-    if (function == "rms_norm" || function == "add_rms_norm")
-      number("float", "float", call.numbers.at(0));
-    if (function == "softmax_of") number("int32", "int32_t", call.numbers.at(0));
+  using Type = CapturedCall::Argument::Type;
+  const size_t outputs = call.outputs.size();
+  for (size_t i = 0; i < outputs; ++i) {
+    if (call.outputs[i].name == "cache.k")
+      structure("cache", "LockstepCache", i++, 2);
+    else
+      tensor(i);
   }
-}
-
-std::string Arguments::in_c() const {
-  return before_ +
-         fmt::format("    failed = ((const char* (*)({}))function)({});", types_, values_);
+  for (const CapturedCall::Argument& a : call.arguments) {
+    const size_t first = outputs + a.first;
+    if (a.type == Type::tensor) tensor(first);
+    if (a.type == Type::cache) structure("cache", "LockstepCache", first, a.count);
+    if (a.type == Type::batch) structure("batch", "LockstepBatch", first, a.count);
+    if (a.type == Type::list || a.type == Type::counted) list(first, a.count);
+    if (a.type == Type::counted) number("count", static_cast<double>(a.count));
+    if (a.type == Type::float32) number("float", a.number);
+    if (a.type == Type::int64) number("int64", a.number);
+    if (a.type == Type::int32) number("int32", a.number);
+  }
 }
 
 }  // namespace

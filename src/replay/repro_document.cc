@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string json_of(const ReproResult& result) {
-  const FurthestElement& worst = result.worst;
+  const TrialResult::Element& worst = result.worst;
   return Json{{"format", "lockstep-repro"},
               {"format_version", "1.0"},
               {"source", result.source},

@@ -15,7 +15,7 @@ constexpr size_t kMostWrong = 48, kMostRight = 16;
 
 void pick(const CaseElements& all, size_t i, const CapturedCall& call, ReproElements& picked) {
   const CaseElements::Output& of = all.output_of(i);
-  const auto output = std::ranges::find(call.outputs, of.argument, &CapturedTensor::name);
+  const auto output = std::ranges::find(call.outputs, of.argument, &CapturedCall::Operand::name);
   check(output != call.outputs.end(), "{} has no output {}", call.function, of.argument);
   const auto row = (i - of.first) / static_cast<size_t>(of.row_size);
   picked.output.push_back(static_cast<int32_t>(output - call.outputs.begin()));
@@ -29,7 +29,7 @@ void pick(const CaseElements& all, size_t i, const CapturedCall& call, ReproElem
 void pick_neighbours(const CaseElements& all, const CapturedCall& call, ReproElements& picked) {
   for (const CaseElements::Output& of : all.outputs) {
     if (!of.argument.starts_with("cache.")) continue;
-    const auto output = std::ranges::find(call.outputs, of.argument, &CapturedTensor::name);
+    const auto output = std::ranges::find(call.outputs, of.argument, &CapturedCall::Operand::name);
     const std::set<int64_t> own(of.at.begin(), of.at.end());
     for (const int64_t at : {*own.begin() - of.row_size, *own.rbegin() + of.row_size}) {
       if (at < 0 || at >= output->data.view().count() || own.contains(at)) continue;

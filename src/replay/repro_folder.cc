@@ -37,7 +37,7 @@ constexpr uint8_t kPoison = 0xFF;
 
 // The part of a tensor that is written: some rows and columns of it as a matrix.
 struct Kept {
-  const CapturedTensor* tensor;
+  const CapturedCall::Operand* tensor;
   uint8_t fill = 0;
   std::vector<int32_t> rows, columns;
   std::vector<int32_t> zeros;  // rows that are 0, where that is not what fills the rest
@@ -62,7 +62,7 @@ std::vector<int32_t> numbers_below(int64_t count) {
 
 // A tensor with the rows that hold anything but its fill. Rows of zeros in a cache are named apart,
 // since NaN fills what is left out there.
-Kept kept_of(const CapturedTensor& tensor) {
+Kept kept_of(const CapturedCall::Operand& tensor) {
   Kept kept{&tensor};
   const TensorView& view = tensor.data;
   if (view.empty()) return kept;
@@ -78,7 +78,7 @@ Kept kept_of(const CapturedTensor& tensor) {
 }
 
 // An output, of which nothing is written.
-Kept empty_like(const CapturedTensor& tensor) {
+Kept empty_like(const CapturedCall::Operand& tensor) {
   Kept kept{&tensor};
   kept.fill = tensor.name.starts_with("cache.") ? kPoison : 0;
   return kept;
@@ -96,8 +96,8 @@ std::vector<int32_t> nonzero_columns(const TensorView& x) {
   return columns;
 }
 
-const CapturedTensor* input(const CapturedCall& call, const std::string& name) {
-  const auto found = std::ranges::find(call.inputs, name, &CapturedTensor::name);
+const CapturedCall::Operand* input(const CapturedCall& call, const std::string& name) {
+  const auto found = std::ranges::find(call.inputs, name, &CapturedCall::Operand::name);
   return found == call.inputs.end() || found->data.view().empty() ? nullptr : &*found;
 }
 
@@ -116,7 +116,7 @@ std::set<int32_t> columns_of(const CapturedCall& call, const ReproElements& elem
   return columns;
 }
 
-std::set<int32_t> numbers_in(const CapturedTensor& tensor) {
+std::set<int32_t> numbers_in(const CapturedCall::Operand& tensor) {
   std::set<int32_t> all;
   for (int64_t i = 0; i < tensor.data.view().count(); ++i)
     all.insert(static_cast<int32_t>(value_at(tensor.data, i)));
@@ -125,15 +125,13 @@ std::set<int32_t> numbers_in(const CapturedTensor& tensor) {
 
 // Leaves out what the elements do not depend on, in any right op.
 void leave_out(const CapturedCall& call, const ReproElements& elements, std::vector<Kept>& parts) {
-  const bool experts = call.function == "expert_matmul", qkv = call.function == "qkv_matmul";
-  const bool product = call.function == "matmul" || experts || qkv;
-  const CapturedTensor *index = input(call, "index"), *positions = input(call, "positions");
+  const CapturedCall::Operand *index = input(call, "index"), *positions = input(call, "positions");
+  const bool experts = call.function == "expert_matmul";
   for (Kept& part : parts) {
     const std::string& name = part.tensor->name;
-    const bool of_both = name == "gate_weight" || name == "up_weight";
-    if ((product && name.starts_with("weight")) || of_both) {
+    if (part.tensor->is_weight) {
       const auto number = name.starts_with("weights.") ? std::stoul(name.substr(8)) : 0;
-      narrow_to(part.rows, columns_of(call, elements, qkv ? number : 0));
+      narrow_to(part.rows, columns_of(call, elements, experts ? 0 : number));
       part.all_rows = false;
       part.columns = nonzero_columns(input(call, "x")->data);
       part.all_columns = std::ssize(part.columns) == width_of(part.tensor->data);
@@ -222,8 +220,8 @@ void Folder::add(const std::string& name, const std::vector<double>& values) {
 }
 
 void Folder::pack() {
-  for (const CapturedTensor& tensor : call_.outputs) parts_.push_back(empty_like(tensor));
-  for (const CapturedTensor& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
+  for (const CapturedCall::Operand& tensor : call_.outputs) parts_.push_back(empty_like(tensor));
+  for (const CapturedCall::Operand& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
   leave_out(call_, elements_, parts_);
   for (const Kept& part : parts_) {
     const std::string& name = part.tensor->name;

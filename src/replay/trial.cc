@@ -89,12 +89,12 @@ void Trial::measure(int32_t pass, const SharedOracle::Answer& answer, const Tens
     const double budgets = overflows ? 0 : off(value, want, budget.limit[e]);
     if (distances.worst && !(budgets > distances.worst->budgets)) continue;
     const Row& row = answer.rows[static_cast<size_t>(i / got.row_size())];
-    distances.worst = FurthestElement{.pass = pass,
-                                      .request = row.request,
-                                      .index = index_of(row, i % got.row_size(), got.shape),
-                                      .want = want,
-                                      .got = value,
-                                      .budgets = budgets};
+    distances.worst = TrialResult::Element{.pass = pass,
+                                           .request = row.request,
+                                           .index = index_of(row, i % got.row_size(), got.shape),
+                                           .want = want,
+                                           .got = value,
+                                           .budgets = budgets};
   }
 }
 
@@ -144,8 +144,9 @@ TrialResult Trial::finish() {
   // A finding of a statistic may name an element that is within its budget; the furthest one by
   // itself is shown unless the finding is graver.
   if (!gravest->index.empty() && (!result_.worst || gravest->budgets > result_.worst->budgets))
-    result_.worst = FurthestElement{gravest->node.pass, gravest->node.request, gravest->index,
-                                    gravest->want,      gravest->got,          gravest->budgets};
+    result_.worst =
+        TrialResult::Element{gravest->node.pass, gravest->node.request, gravest->index,
+                             gravest->want,      gravest->got,          gravest->budgets};
   return std::move(result_);
 }
 

@@ -38,20 +38,20 @@ class SharedOracle final : public Oracle {
   std::vector<Answer> answers_;
 };
 
-// An element beside its exact result.
-struct FurthestElement {
-  int32_t pass = 0, request = 0;
-  std::vector<int64_t> index;  // [position, axes of the point ...]
-  double want = 0, got = 0;
-  double budgets = 0;  // |got - want| / B; Infinity: no number, or there is no B
-};
-
 // An implementation's account.
 struct TrialResult {
+  // An element beside its exact result.
+  struct Element {
+    int32_t pass = 0, request = 0;
+    std::vector<int64_t> index;  // [position, axes of the point ...]
+    double want = 0, got = 0;
+    double budgets = 0;  // |got - want| / B; Infinity: no number, or there is no B
+  };
+
   std::string name;
   int64_t expected = 0, judged = 0, bitwise = 0, wrong = 0;  // nodes
   std::string reason;  // why nodes were not judged; empty: all were
-  std::optional<FurthestElement> worst;
+  std::optional<Element> worst;
   std::optional<double> ulps;        // the most that an element is off, in ulp of its exact result
   int64_t equal_rows = 0, rows = 0;  // with the bits of those that the trace has; of all compared
   std::optional<double> seconds;     // of all passes together; none: it was not computed here
@@ -77,7 +77,7 @@ class Trial {
  private:
   // The distances of all elements from the exact results under one contract.
   struct Distances {
-    std::optional<FurthestElement> worst;
+    std::optional<TrialResult::Element> worst;
     double ulps = 0;
   };
   void measure(const Pass& pass);

@@ -1,3 +1,5 @@
+// Which ops give the same bits whatever happens around them, as a document. The screen has one row
+// for all layers of a point that behave alike; CSV and JSON have each op.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -65,8 +67,8 @@ std::string layers_of(const OpsAlike& alike) {
 }
 
 const char* words_of(const OpBits& op) {
-  if (op.bits == Bits::always) return "always the same";
-  return op.bits == Bits::of_batch ? "the same for a batch size" : "vary";
+  if (op.bits == OpBits::SameFor::always) return "always the same";
+  return op.bits == OpBits::SameFor::of_batch ? "the same for a batch size" : "vary";
 }
 
 // from_position is null where nothing differed: 0 is a position.

@@ -21,7 +21,7 @@ constexpr size_t kMostFlips = 4;  // that are told one by one
 constexpr size_t kMostSentences = 8;
 constexpr int kHang = 8;  // columns of "tokens  " and the like
 
-bool is_at(const std::optional<DiffNode>& node, const Place& place) {
+bool is_at(const std::optional<DiffResult::Node>& node, const Place& place) {
   return node && node->id.place == place;
 }
 
@@ -146,8 +146,8 @@ Table data_of(const DiffResult& result) {
   return table;
 }
 
-const char* word_of(DiffVerdict verdict) {
-  return verdict == DiffVerdict::inconclusive ? "cannot tell" : name_of(verdict);
+const char* word_of(DiffResult::Verdict verdict) {
+  return verdict == DiffResult::Verdict::inconclusive ? "cannot tell" : name_of(verdict);
 }
 
 }  // namespace

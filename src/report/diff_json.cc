@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // A field that does not apply is null, never left out: programs read one shape.
-Json of_share(const std::optional<DiffNode::Share>& share) {
+Json of_share(const std::optional<DiffResult::Node::Share>& share) {
   if (!share) return nullptr;
   return {{"of", share->of_rows ? "rows" : "elements"},
           {"different", share->different},
@@ -19,7 +19,7 @@ Json of_share(const std::optional<DiffNode::Share>& share) {
           {"limit", json_number<Json>(share->limit)}};
 }
 
-Json of_node(const std::optional<DiffNode>& node) {
+Json of_node(const std::optional<DiffResult::Node>& node) {
   if (!node) return nullptr;
   return {{"request", node->id.request},
           {"position", node->position},

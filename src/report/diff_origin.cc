@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/base/shell_words.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -46,7 +47,7 @@ std::string first_line(const DiffResult& result) {
   const Facts& facts = result.provenance_a;
   std::string line = fmt::format("A {}  {}", result.trace_a, source_of(facts));
   std::string how;
-  for (const char* name : {"compute_dtype", "device", "matmul"})
+  for (const char* name : {"compute_dtype", "device", kMatmulFact})
     if (const std::string value = fact(facts, name); !value.empty())
       // Brackets hold a version or a model's name, which is too long for a line.
       how += fmt::format(" {}", value.substr(0, value.find(" (")));

@@ -41,7 +41,7 @@ TestCase test_of(const OpKindRow& kind, const DiffResult& result) {
   test.details += fmt::format("{} of {} rows have equal bits\n", equal, rows);
   // Ops further down inherit the difference, so that only one class can be said to fail.
   const bool begins = result.first_kind && result.first_kind->id.place.point->op == kind.kind;
-  if (result.verdict != DiffVerdict::different || !begins) return test;
+  if (result.verdict != DiffResult::Verdict::different || !begins) return test;
   test.outcome = TestCase::Outcome::failed;
   test.kind = name_of(result.verdict);
   test.message = result.story;
@@ -73,7 +73,7 @@ TestCase tokens_of(const DiffResult& result) {
 // Nothing compared is trouble, not a pass.
 TestCase coverage_of(const DiffResult& result) {
   TestCase test{.name = "coverage", .details = fmt::format("{} rows compared\n", result.rows)};
-  if (result.verdict != DiffVerdict::inconclusive) return test;
+  if (result.verdict != DiffResult::Verdict::inconclusive) return test;
   test.outcome = TestCase::Outcome::trouble;
   test.kind = name_of(result.verdict);
   test.message = result.story;
@@ -94,8 +94,8 @@ TestSuite tests_of(const DiffResult& result) {
       suite.cases.push_back(test_of(kind, result));
   const bool told =
       std::ranges::count(suite.cases, TestCase::Outcome::failed, &TestCase::outcome) > 0;
-  suite.cases.push_back(structure_of(
-      result, result.verdict == DiffVerdict::different && (!told || !result.structure.empty())));
+  suite.cases.push_back(structure_of(result, result.verdict == DiffResult::Verdict::different &&
+                                                 (!told || !result.structure.empty())));
   suite.cases.push_back(tokens_of(result));
   suite.cases.push_back(coverage_of(result));
   return suite;

@@ -1,3 +1,6 @@
+// The shares of an error budget as people read them: in tenths of a percent that add up to the
+// whole, with points that count for little said together. A share may be negative, where the
+// rounding of one op cancels that of another.
 #include "src/report/error_budget_blocks.h"
 
 #include <fmt/format.h>

@@ -25,6 +25,7 @@
 #include "src/report/result_map.h"
 #include "src/report/untested.h"
 #include "src/screen/wrap.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -68,7 +69,7 @@ std::string ran_text(const Result& result) {
   };
   say(joined(" ", fact("engine"), fact("engine_version")));
   say(std::filesystem::path(fact("model")).filename().string());
-  const std::string matmul = fact("matmul");
+  const std::string matmul = fact(kMatmulFact);
   say(joined(", ", joined(" on ", fact("compute_dtype"), fact("device")),
              matmul.substr(0, matmul.find(" (")) + (matmul.empty() ? "" : " matmul")));
   if (const std::string user = fact("user_ops"); !user.empty()) say("ops: " + user);

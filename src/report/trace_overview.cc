@@ -19,6 +19,7 @@
 #include "src/report/point_columns.h"
 #include "src/screen/wrap.h"
 #include "traces/kept_result.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -118,7 +119,7 @@ std::string origin_text(const Manifest& m) {
   const std::string version = fact(m, "engine_version"), commit = fact(m, "git_sha");
   say(fact(m, "engine") + (version.empty() ? version : fmt::format(" {}", version)));
   say(std::filesystem::path(fact(m, "model")).filename().string());
-  const std::string matmul = fact(m, "matmul");
+  const std::string matmul = fact(m, kMatmulFact);
   say(fact(m, "device") +
       (matmul.empty() ? matmul : fmt::format(", {} matmul", matmul.substr(0, matmul.find(" (")))));
   if (const std::string size = fact(m, "page_size"); !size.empty())

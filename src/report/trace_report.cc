@@ -1,3 +1,6 @@
+// `lockstep inspect`: the options ask one question about a trace (its passes, its provenance,
+// another trace, some numbers), and without one it is told in an overview. Every answer ends with
+// whether the trace is whole.
 #include "src/report/trace_report.h"
 
 #include <fmt/format.h>

@@ -17,41 +17,42 @@
 
 namespace lockstep {
 
-enum class ScheduleFault : uint8_t {
-  missing,      // nobody writes a number
-  repeated,     // a number is written twice, or a sum gets a share twice or too many
-  outside,      // a number that the tensor does not have
-  other_rows,   // an instruction reads or writes other than its opcode and rows say
-  split_head,   // a norm or RoPE over a head, of which an instruction holds a part
-  unreachable,  // a wait for more than all raises of its counter
-  deadlock,     // waits for each other
-  early_read,   // a read that may come before its write; first -1: before its own
-  overwritten,  // a write that may come before the last read of what lay there
-  unordered,    // two writes to one place of which either may be the last
-};
-template <>
-inline constexpr auto kNamesOf<ScheduleFault> = std::to_array<const char*>(
-    {"missing", "repeated", "outside", "other rows", "split head", "unreachable", "deadlock",
-     "early read", "overwritten", "unordered"});
-
-struct ScheduleFinding {
-  ScheduleFault fault = ScheduleFault::missing;
-  // Places in Schedule::instructions: `second` is the one that comes too early. -1: there is none.
-  int first = -1, second = -1;
-  std::optional<Span> span;  // the numbers it is about
-  std::string says;          // a sentence
-  // An execution that shows it: the instructions in the order in which they end, up to the second
-  // one, the first not among them. Of a deadlock: all that run.
-  std::vector<int> order = {};
-};
-
 struct ScheduleCheck {
-  std::vector<ScheduleFinding> findings;
+  enum class Fault : uint8_t {
+    missing,      // nobody writes a number
+    repeated,     // a number is written twice, or a sum gets a share twice or too many
+    outside,      // a number that the tensor does not have
+    other_rows,   // an instruction reads or writes other than its opcode and rows say
+    split_head,   // a norm or RoPE over a head, of which an instruction holds a part
+    unreachable,  // a wait for more than all raises of its counter
+    deadlock,     // waits for each other
+    early_read,   // a read that may come before its write; first -1: before its own
+    overwritten,  // a write that may come before the last read of what lay there
+    unordered,    // two writes to one place of which either may be the last
+  };
+
+  struct Finding {
+    Fault fault = Fault::missing;
+    // Places in Schedule::instructions: `second` is the one that comes too early. -1: there is
+    // none.
+    int first = -1, second = -1;
+    std::optional<Span> span;  // the numbers it is about
+    std::string says;          // a sentence
+    // An execution that shows it: the instructions in the order in which they end, up to the second
+    // one, the first not among them. Of a deadlock: all that run.
+    std::vector<int> order = {};
+  };
+
+  std::vector<Finding> findings;
   int64_t not_kept = 0;  // findings beyond the first 200 of a kind
   int64_t instructions = 0;
   int64_t numbers = 0;        // of tensors that were held to be written
   int64_t ordered_pairs = 0;  // of instructions that use one place and are kept in order
 };
+template <>
+inline constexpr auto kNamesOf<ScheduleCheck::Fault> = std::to_array<const char*>(
+    {"missing", "repeated", "outside", "other rows", "split head", "unreachable", "deadlock",
+     "early read", "overwritten", "unordered"});
 
 // It lets the schedule run once for each instruction, so that its time may grow with the square of
 // their number. Findings come in a fixed order.

@@ -39,7 +39,7 @@ class CoverageCheck {
       for (const Span& span : *spans)
         if (span.end > schedule_.tensors[span.tensor].width)
           findings_.add(
-              {ScheduleFault::outside, -1, place, span,
+              {ScheduleCheck::Fault::outside, -1, place, span,
                fmt::format("{} uses {}, which has {}", said_of(place), numbers_of(schedule_, span),
                            schedule_.tensors[span.tensor].width)});
     if (in.opcode == Opcode::other) return;
@@ -54,13 +54,13 @@ class CoverageCheck {
                  const std::vector<Span>& due) {
     for (const Span& span : due)
       if (std::ranges::count(has, span) == 0)
-        findings_.add({ScheduleFault::other_rows, -1, place, span,
+        findings_.add({ScheduleCheck::Fault::other_rows, -1, place, span,
                        fmt::format("{} {} {} by its opcode and rows, and the list does not say so",
                                    said_of(place), verb, numbers_of(schedule_, span))});
     for (const Span& span : has)
       if (std::ranges::count(due, span) == 0)
         findings_.add(
-            {ScheduleFault::other_rows, -1, place, span,
+            {ScheduleCheck::Fault::other_rows, -1, place, span,
              fmt::format(
                  "{} {} {}, as the list says, which is not what its opcode and rows are for",
                  said_of(place), verb, numbers_of(schedule_, span))});
@@ -77,7 +77,7 @@ class CoverageCheck {
       if (edge % m.head_dim == 0 || of_v) continue;
       const bool of_q = edge < m.heads * m.head_dim;
       findings_.add(
-          {ScheduleFault::split_head, -1, place, of_q ? writes.front() : writes.back(),
+          {ScheduleCheck::Fault::split_head, -1, place, of_q ? writes.front() : writes.back(),
            fmt::format("{} splits head {} of q and k: its {} needs all {} numbers of the head",
                        said_of(place), edge / m.head_dim, m.qk_norm ? "norm" : "RoPE",
                        m.head_dim)});
@@ -136,7 +136,7 @@ class CoverageCheck {
                                   : fmt::format("nobody writes {}", numbers_of(schedule_, span));
     const int by = reader == uses_.readers(span.tensor).end() ? -1 : reader->place;
     if (by >= 0) says += fmt::format("; {} reads them", said_of(by));
-    findings_.add({ScheduleFault::missing, -1, by, span, std::move(says)});
+    findings_.add({ScheduleCheck::Fault::missing, -1, by, span, std::move(says)});
   }
 
   void add_repeated(const Span& span, const std::vector<Use>& open) {
@@ -150,7 +150,7 @@ class CoverageCheck {
                                           said_of(first), said_of(second))
                             : fmt::format("{} and {} both write {}", said_of(first),
                                           said_of(second), numbers_of(schedule_, span));
-    findings_.add({ScheduleFault::repeated, first, second, span, std::move(says)});
+    findings_.add({ScheduleCheck::Fault::repeated, first, second, span, std::move(says)});
   }
 
   // A sum that gets as many shares as it has, one of them twice.
@@ -161,7 +161,7 @@ class CoverageCheck {
     const auto twice = std::ranges::adjacent_find(open, {}, share_of);
     if (twice == open.end()) return;
     const int first = twice->place, second = (twice + 1)->place;
-    findings_.add({ScheduleFault::repeated, first, second, span,
+    findings_.add({ScheduleCheck::Fault::repeated, first, second, span,
                    fmt::format("{} get share {} twice, by {} and {}, and lack another",
                                numbers_of(schedule_, span), share_of(*twice), said_of(first),
                                said_of(second))});

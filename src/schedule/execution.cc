@@ -25,13 +25,13 @@ int Execution::next(int queue) const {
 }
 
 bool Execution::can_run(int place) const {
-  return std::ranges::all_of(schedule_->instructions[place].waits, [this](const CounterUse& wait) {
-    return values_[wait.counter] >= wait.value;
-  });
+  return std::ranges::all_of(
+      schedule_->instructions[place].waits,
+      [this](const Instruction::CounterUse& wait) { return values_[wait.counter] >= wait.value; });
 }
 
 void Execution::step(int queue) {
-  for (const CounterUse& raise : schedule_->instructions[next(queue)].raises)
+  for (const Instruction::CounterUse& raise : schedule_->instructions[next(queue)].raises)
     values_[raise.counter] += raise.value;
   ++heads_[queue];
 }

@@ -40,7 +40,7 @@ class Maker {
   }
 
   Schedule made() {
-    CounterUse stream = {-1, 0};  // embed is given
+    Instruction::CounterUse stream = {-1, 0};  // embed is given
     for (int layer = 0; layer < model_.layers; ++layer) {
       layer_ = layer;
       stream = mlp(attention(stream));
@@ -54,7 +54,7 @@ class Maker {
 
  private:
   // The counter that all of attn.residual raises.
-  CounterUse attention(const CounterUse& stream) {
+  Instruction::CounterUse attention(const Instruction::CounterUse& stream) {
     const int64_t heads = model_.kv_heads, group = model_.group();
     const std::vector<int> qkv = counters("qkv", heads), partial = counters("partial", heads);
     const int reduced = counters("attention", 1).front(), residual = counters("o", 1).front();
@@ -76,19 +76,19 @@ class Maker {
   }
 
   // The counter that all of mlp.residual raises.
-  CounterUse mlp(const CounterUse& attention) {
+  Instruction::CounterUse mlp(const Instruction::CounterUse& attention) {
     const int act = counters("act", 1).front(), down = counters("down", 1).front();
-    const CounterUse all_act =
+    const Instruction::CounterUse all_act =
         add_rows(Opcode::norm_gate_up_silu, model_.intermediate, 0, {attention}, act);
-    CounterUse all = {down, 0};
+    Instruction::CounterUse all = {down, 0};
     for (int64_t share = 0; share < made_.down_shares; ++share)
       all.value += add_rows(Opcode::down_residual, model_.hidden, share, {all_act}, down).value;
     return all;
   }
 
   // An op's rows in blocks, each of which raises a counter; returns how high.
-  CounterUse add_rows(Opcode opcode, int64_t rows, int64_t share,
-                      const std::vector<CounterUse>& waits, int counter) {
+  Instruction::CounterUse add_rows(Opcode opcode, int64_t rows, int64_t share,
+                                   const std::vector<Instruction::CounterUse>& waits, int counter) {
     const int64_t block = block_for(rows, queues_, kRows);
     for (int64_t row = 0; row < rows; row += block)
       add(opcode, row, std::min(row + block, rows), share, waits, {{counter, 1}});
@@ -105,8 +105,9 @@ class Maker {
     return places;
   }
 
-  void add(Opcode opcode, int64_t begin, int64_t end, int64_t share, std::vector<CounterUse> waits,
-           std::vector<CounterUse> raises) {
+  void add(Opcode opcode, int64_t begin, int64_t end, int64_t share,
+           std::vector<Instruction::CounterUse> waits,
+           std::vector<Instruction::CounterUse> raises) {
     Instruction in;
     in.id = static_cast<int>(made_.instructions.size());
     in.queue = in.id % queues_;
@@ -117,7 +118,7 @@ class Maker {
     in.end = end;
     in.share = share;
     // The first layer reads the embedding, which is there before the step.
-    std::erase_if(waits, [](const CounterUse& use) { return use.counter < 0; });
+    std::erase_if(waits, [](const Instruction::CounterUse& use) { return use.counter < 0; });
     in.waits = std::move(waits);
     in.raises = std::move(raises);
     Effects effects = effects_of(made_, in);

@@ -33,7 +33,7 @@ class OrderCheck {
     if (order_.size() == schedule_.instructions.size()) return;
     std::vector<int64_t> raised(schedule_.counters.size());
     for (const Instruction& in : schedule_.instructions)
-      for (const CounterUse& raise : in.raises) raised[raise.counter] += raise.value;
+      for (const Instruction::CounterUse& raise : in.raises) raised[raise.counter] += raise.value;
 
     std::vector<int> stuck;
     bool unreachable = false;
@@ -41,13 +41,13 @@ class OrderCheck {
       const int place = execution.next(queue);
       if (place < 0) continue;
       stuck.push_back(place);
-      for (const CounterUse& wait : at(place).waits) {
+      for (const Instruction::CounterUse& wait : at(place).waits) {
         // A wait that all raises together cannot end is a fault of its own: nobody else is to blame
         // for it. Only where there is none do the queues wait for each other.
         if (wait.value <= raised[wait.counter]) continue;
         unreachable = true;
         findings_.add(
-            {ScheduleFault::unreachable, -1, place, std::nullopt,
+            {ScheduleCheck::Fault::unreachable, -1, place, std::nullopt,
              fmt::format("{} waits until counter {} ({}) is {}, and all its raises make {}",
                          said_of(place), wait.counter, schedule_.counters[wait.counter], wait.value,
                          raised[wait.counter]),
@@ -61,8 +61,9 @@ class OrderCheck {
     std::vector<std::string> waits;
     for (const int place : stuck) {
       const auto& all = at(place).waits;
-      const auto wait = std::ranges::find_if(
-          all, [&](const CounterUse& w) { return execution.value(w.counter) < w.value; });
+      const auto wait = std::ranges::find_if(all, [&](const Instruction::CounterUse& w) {
+        return execution.value(w.counter) < w.value;
+      });
       if (waits.size() < 4)
         waits.push_back(fmt::format(
             "{} until counter {} ({}), which stands at {}, is {}", said_of(place), wait->counter,
@@ -70,7 +71,7 @@ class OrderCheck {
     }
     const size_t left = schedule_.instructions.size() - order_.size();
     findings_.add(
-        {ScheduleFault::deadlock, -1, stuck.front(), std::nullopt,
+        {ScheduleCheck::Fault::deadlock, -1, stuck.front(), std::nullopt,
          fmt::format("{} of {} instructions never run: {} queues wait for each other, {}{}", left,
                      schedule_.instructions.size(), stuck.size(), fmt::join(waits, "; "),
                      stuck.size() > waits.size() ? "; ..." : ""),
@@ -98,8 +99,8 @@ class OrderCheck {
       before.step(at(place).queue);
     }
     // Who comes too early lets others come too early: the first of them is said first.
-    std::ranges::stable_sort(checked_.findings, {}, [&](const ScheduleFinding& f) {
-      const bool is_order = f.first >= 0 && f.fault != ScheduleFault::repeated;
+    std::ranges::stable_sort(checked_.findings, {}, [&](const ScheduleCheck::Finding& f) {
+      const bool is_order = f.first >= 0 && f.fault != ScheduleCheck::Fault::repeated;
       return std::tuple(is_order, is_order ? turn[f.second] : -1, f.first);
     });
   }
@@ -107,7 +108,7 @@ class OrderCheck {
   // Each pair is looked at from the side of the one that must come first: a writer for its readers,
   // a reader or writer for those that write next to the same memory.
   void check_after(int place, const auto& can_precede, const std::vector<int>& also, int turn) {
-    const auto hold = [&](ScheduleFault fault, int tensor, const Use& mine,
+    const auto hold = [&](ScheduleCheck::Fault fault, int tensor, const Use& mine,
                           const std::vector<Use>& others) {
       for (const Use& other : others) {
         if (other.place == place || !mine.overlaps(other)) continue;
@@ -127,20 +128,22 @@ class OrderCheck {
           add_own(place,
                   {span.tensor, std::max(span.begin, read.begin), std::min(span.end, read.end)},
                   turn);
-      hold(ScheduleFault::early_read, span.tensor, mine, uses_.readers(span.tensor));
+      hold(ScheduleCheck::Fault::early_read, span.tensor, mine, uses_.readers(span.tensor));
       uses_.for_next(span, [&](int next, int64_t begin, int64_t end) {
-        hold(ScheduleFault::unordered, span.tensor, {begin, end, place}, uses_.writers(next));
+        hold(ScheduleCheck::Fault::unordered, span.tensor, {begin, end, place},
+             uses_.writers(next));
       });
     }
     for (const Span& span : at(place).reads)
       uses_.for_next(span, [&](int next, int64_t begin, int64_t end) {
-        hold(ScheduleFault::overwritten, span.tensor, {begin, end, place}, uses_.writers(next));
+        hold(ScheduleCheck::Fault::overwritten, span.tensor, {begin, end, place},
+             uses_.writers(next));
       });
   }
 
   void add_own(int place, const Span& span, int turn) {
-    if (!findings_.is_kept(ScheduleFault::early_read)) return;
-    findings_.add({ScheduleFault::early_read,
+    if (!findings_.is_kept(ScheduleCheck::Fault::early_read)) return;
+    findings_.add({ScheduleCheck::Fault::early_read,
                    -1,
                    place,
                    span,
@@ -149,22 +152,22 @@ class OrderCheck {
                    {order_.begin(), order_.begin() + turn + 1}});
   }
 
-  void add_order(ScheduleFault fault, int first, int second, const Span& span,
+  void add_order(ScheduleCheck::Fault fault, int first, int second, const Span& span,
                  const std::vector<int>& also, int turn) {
     if (!findings_.is_kept(fault)) return;
     const std::string numbers = numbers_of(schedule_, span);
     const std::string& memory = schedule_.tensors[span.tensor].memory;
     std::string says;
-    if (fault == ScheduleFault::early_read)
+    if (fault == ScheduleCheck::Fault::early_read)
       says = fmt::format("{} can read {} before {} has written them", said_of(second), numbers,
                          said_of(first));
-    else if (fault == ScheduleFault::overwritten)
+    else if (fault == ScheduleCheck::Fault::overwritten)
       says = fmt::format("{} can write to {} over {} before {} has read them", said_of(second),
                          memory, numbers, said_of(first));
     else
       says = fmt::format("{} can write to {} before {} writes {} there, which are left over them",
                          said_of(second), memory, said_of(first), numbers);
-    ScheduleFinding finding{fault, first, second, span, std::move(says)};
+    ScheduleCheck::Finding finding{fault, first, second, span, std::move(says)};
     // The witness is the execution up to this instruction, then what can run without it, cut behind
     // the one that comes too early.
     finding.order.assign(order_.begin(), order_.begin() + turn);

@@ -67,13 +67,14 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// One wait for a counter, or one raise of it.
-struct CounterUse {
-  int counter = 0;
-  int64_t value = 0;  // of a wait: it lasts until the counter is at least that; of a raise: by that
-};
-
 struct Instruction {
+  // One wait for a counter, or one raise of it.
+  struct CounterUse {
+    int counter = 0;
+    int64_t value =
+        0;  // of a wait: it lasts until the counter is at least that; of a raise: by that
+  };
+
   int id = 0;  // what findings call it: its own in a list made elsewhere
   int queue = 0;
   Opcode opcode = Opcode::other;

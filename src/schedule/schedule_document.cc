@@ -68,7 +68,7 @@ std::string end_of(const Schedule& s, const std::vector<int>& order) {
   return fmt::format("{}{}", order.size() > shown ? "..., " : "", fmt::join(ids, ", "));
 }
 
-KeyValues facts_of(const Schedule& s, const ScheduleFinding& finding) {
+KeyValues facts_of(const Schedule& s, const ScheduleCheck::Finding& finding) {
   KeyValues lines{.entries = {}, .indent = 5, .key_width = 12};
   if (finding.order.empty()) return lines;
   const bool is_pair = finding.first >= 0, is_stuck = !finding.span;
@@ -94,7 +94,7 @@ Conclusion conclusion_of(const ScheduleCheck& checked) {
                   all > 1 ? fmt::format("; {} more finding{}", all - 1, all > 2 ? "s" : "") : "")};
 }
 
-Json finding_json(const Schedule& s, const ScheduleFinding& finding) {
+Json finding_json(const Schedule& s, const ScheduleCheck::Finding& finding) {
   const auto id = [&](int place) { return place < 0 ? Json() : Json(s.instructions[place].id); };
   Json span, order = Json::array();
   if (finding.span) {
@@ -125,7 +125,7 @@ Document document_of(const Schedule& schedule, const ScheduleCheck& checked, Det
   Table table{{"fault", "first", "second", "says"}, {}};
   document.blocks.emplace_back(facts_of(schedule));
   for (size_t i = 0; i < checked.findings.size(); ++i) {
-    const ScheduleFinding& finding = checked.findings[i];
+    const ScheduleCheck::Finding& finding = checked.findings[i];
     const Json json = finding_json(schedule, finding);
     findings.push_back(json);
     table.rows.push_back({std::string(name_of(finding.fault)), json["first"].dump(),

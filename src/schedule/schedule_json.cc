@@ -35,9 +35,9 @@ Json span_json(const Schedule& schedule, const Span& span) {
   return {tensor.point, tensor.layer < 0 ? Json() : Json(tensor.layer), span.begin, span.end};
 }
 
-Json uses_json(const std::vector<CounterUse>& uses) {
+Json uses_json(const std::vector<Instruction::CounterUse>& uses) {
   Json json = Json::array();
-  for (const CounterUse& use : uses) json.push_back({use.counter, use.value});
+  for (const Instruction::CounterUse& use : uses) json.push_back({use.counter, use.value});
   return json;
 }
 
@@ -139,32 +139,7 @@ class ScheduleReader {
     for (int64_t i = 0; i < count; ++i) made_.counters.push_back(fmt::format("{}", i));
   }
 
-  void read_tensors() {
-    // Without a list of tensors they are those of the model, cut as the shares say.
-    const JsonValue json = root_["tensors"];
-    if (!json) {
-      made_.tensors = tensors_of(made_.model, made_.kv_shares, made_.down_shares);
-    } else {
-      for (const JsonValue& item : json.items()) {
-        ScheduledTensor tensor{.point = item["point"].text(),
-                               .layer = layer_of(item["layer"], made_.model),
-                               .width = item["width"].whole<int64_t>(1, kMostWidth)};
-        if (item["shares"]) tensor.shares = item["shares"].whole<int64_t>(0, 1 << 16);
-        tensor.given = item["given"] && item["given"].flag();
-        tensor.memory = item["memory"] ? item["memory"].text()
-                                       : fmt::format("{} {}", tensor.point, tensor.layer);
-        made_.tensors.push_back(std::move(tensor));
-      }
-    }
-    std::set<std::string_view> memories;
-    for (int i = 0; i < std::ssize(made_.tensors); ++i) {
-      const ScheduledTensor& t = made_.tensors[i];
-      if (!memories.insert(t.memory).second && t.given)
-        json[i]["given"].refuse("false, for another tensor is before it in its memory");
-      const bool is_new = places_.try_emplace({t.point, t.layer}, i).second;
-      if (!is_new) json[i].refuse("a tensor that the list does not have yet");
-    }
-  }
+  void read_tensors();
 
   void read_columns(const JsonValue& columns) {
     names_ = columns.texts();
@@ -200,33 +175,7 @@ class ScheduleReader {
     return item[column == columns_.end() ? item.size() : column->second];
   }
 
-  void read_instruction(const JsonValue& item) {
-    check_row(item);
-    Instruction in;
-    const JsonValue id = field(item, "id");
-    in.id = id ? id.whole<int>(0) : static_cast<int>(made_.instructions.size());
-    if (!ids_.insert(in.id).second)
-      fail("{}: its id is {}, which another instruction before it has: give each its own",
-           item.where(), in.id);
-    in.queue = field(item, "queue").whole<int>(0, made_.queues - 1);
-    read_opcode(item, in);
-    in.layer = layer_of(field(item, "layer"), made_.model);
-    read_block(item, in);
-    if (const JsonValue share = field(item, "share")) in.share = share.whole<int64_t>(0, 1 << 16);
-    in.waits = uses_of(item, "waits");
-    in.raises = uses_of(item, "raises");
-    // Reads and writes that the list names are taken as they stand, also where the opcode is known:
-    // whether they agree is the check's to say.
-    const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
-    const std::string misfit = misfit_of(made_, in);
-    if (!misfit.empty()) fail("{}: {}", item.where(), misfit);
-    Effects effects = effects_at(item, in);
-    in.reads = reads ? spans_of(reads) : std::move(effects.reads);
-    in.writes = writes ? spans_of(writes) : std::move(effects.writes);
-    if (in.opcode == Opcode::other && !writes)
-      item.refuse("what it writes, for its opcode is not one of Lockstep's");
-    made_.instructions.push_back(std::move(in));
-  }
+  void read_instruction(const JsonValue& item);
 
   Effects effects_at(const JsonValue& item, const Instruction& in) const {
     try {
@@ -268,8 +217,8 @@ class ScheduleReader {
   }
 
   // [[counter, value], ...]
-  std::vector<CounterUse> uses_of(const JsonValue& item, std::string_view key) const {
-    std::vector<CounterUse> uses;
+  std::vector<Instruction::CounterUse> uses_of(const JsonValue& item, std::string_view key) const {
+    std::vector<Instruction::CounterUse> uses;
     const JsonValue json = field(item, key);
     if (!json) refuse_field(item, key, json, "a list ([] for none)");
     for (const JsonValue& use : json.items()) {
@@ -300,6 +249,61 @@ class ScheduleReader {
   std::map<std::string, size_t, std::less<>> columns_;
   std::set<int> ids_;
 };
+
+void ScheduleReader::read_tensors() {
+  // Without a list of tensors they are those of the model, cut as the shares say.
+  const JsonValue json = root_["tensors"];
+  if (!json) {
+    made_.tensors = tensors_of(made_.model, made_.kv_shares, made_.down_shares);
+  } else {
+    for (const JsonValue& item : json.items()) {
+      ScheduledTensor tensor{.point = item["point"].text(),
+                             .layer = layer_of(item["layer"], made_.model),
+                             .width = item["width"].whole<int64_t>(1, kMostWidth)};
+      if (item["shares"]) tensor.shares = item["shares"].whole<int64_t>(0, 1 << 16);
+      tensor.given = item["given"] && item["given"].flag();
+      tensor.memory =
+          item["memory"] ? item["memory"].text() : fmt::format("{} {}", tensor.point, tensor.layer);
+      made_.tensors.push_back(std::move(tensor));
+    }
+  }
+  std::set<std::string_view> memories;
+  for (int i = 0; i < std::ssize(made_.tensors); ++i) {
+    const ScheduledTensor& t = made_.tensors[i];
+    if (!memories.insert(t.memory).second && t.given)
+      json[i]["given"].refuse("false, for another tensor is before it in its memory");
+    const bool is_new = places_.try_emplace({t.point, t.layer}, i).second;
+    if (!is_new) json[i].refuse("a tensor that the list does not have yet");
+  }
+}
+
+void ScheduleReader::read_instruction(const JsonValue& item) {
+  check_row(item);
+  Instruction in;
+  const JsonValue id = field(item, "id");
+  in.id = id ? id.whole<int>(0) : static_cast<int>(made_.instructions.size());
+  if (!ids_.insert(in.id).second)
+    fail("{}: its id is {}, which another instruction before it has: give each its own",
+         item.where(), in.id);
+  in.queue = field(item, "queue").whole<int>(0, made_.queues - 1);
+  read_opcode(item, in);
+  in.layer = layer_of(field(item, "layer"), made_.model);
+  read_block(item, in);
+  if (const JsonValue share = field(item, "share")) in.share = share.whole<int64_t>(0, 1 << 16);
+  in.waits = uses_of(item, "waits");
+  in.raises = uses_of(item, "raises");
+  // Reads and writes that the list names are taken as they stand, also where the opcode is known:
+  // whether they agree is the check's to say.
+  const JsonValue reads = field(item, "reads"), writes = field(item, "writes");
+  const std::string misfit = misfit_of(made_, in);
+  if (!misfit.empty()) fail("{}: {}", item.where(), misfit);
+  Effects effects = effects_at(item, in);
+  in.reads = reads ? spans_of(reads) : std::move(effects.reads);
+  in.writes = writes ? spans_of(writes) : std::move(effects.writes);
+  if (in.opcode == Opcode::other && !writes)
+    item.refuse("what it writes, for its opcode is not one of Lockstep's");
+  made_.instructions.push_back(std::move(in));
+}
 
 // Opcodes of somebody else's, which a reader wants declared.
 std::string others_of(const Schedule& schedule) {

@@ -33,13 +33,13 @@ ScheduleUses::ScheduleUses(const Schedule& schedule)
 }
 
 // One fault tends to repeat in every layer, and a thousand alike say no more than the first ones.
-bool FindingLog::is_kept(ScheduleFault fault) {
+bool FindingLog::is_kept(ScheduleCheck::Fault fault) {
   if (kept_[fault] < kMostFindings) return true;
   ++checked_.not_kept;
   return false;
 }
 
-void FindingLog::add(ScheduleFinding finding) {
+void FindingLog::add(ScheduleCheck::Finding finding) {
   if (!is_kept(finding.fault)) return;
   ++kept_[finding.fault];
   checked_.findings.push_back(std::move(finding));

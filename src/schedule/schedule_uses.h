@@ -49,12 +49,12 @@ class FindingLog {
   explicit FindingLog(ScheduleCheck& checked) : checked_(checked) {}
 
   // Whether another finding of that kind is kept; counts it where not.
-  bool is_kept(ScheduleFault fault);
-  void add(ScheduleFinding finding);
+  bool is_kept(ScheduleCheck::Fault fault);
+  void add(ScheduleCheck::Finding finding);
 
  private:
   ScheduleCheck& checked_;
-  EnumArray<ScheduleFault, size_t> kept_;
+  EnumArray<ScheduleCheck::Fault, size_t> kept_;
 };
 
 // "numbers 0..63 of attn.q_rope in layer 1".

@@ -16,6 +16,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/judge.h"
 #include "src/judge/ledger.h"
+#include "src/judge/ops/judged_op.h"
 #include "src/selftest/controls.h"
 #include "src/selftest/statistic_cases.h"
 #include "src/session/device.h"
@@ -26,6 +27,8 @@
 
 namespace lockstep {
 namespace {
+
+using Effect = Detection::Effect;
 
 constexpr int kLeastPower = -8, kMostPower = 14;  // of two: the sizes that are tried
 
@@ -132,35 +135,46 @@ void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideR
 
 int64_t chosen_of(int64_t rows) { return rows / 2; }
 
-// The error of a right kernel before it rounds, in units of 2^-p of the result.
-struct RightKernel {
-  double usual, most;
+// The facts of a place that decide how small an effect can be seen there.
+struct Seeable {
+  OpKind op = OpKind::linear;
+  DType dtype = DType::bf16;
+  JudgedOp::Sizes sizes;
+  double elements = 0;        // that the effect is put in
+  double errors = 0;          // of a right kernel in them that are independent of each other
+  bool by_chance = true;      // how they round; else they lie close to numbers of the dtype
+  bool beside_small = false;  // an offset or noise, which is large beside small results
 };
 
-RightKernel right_kernel(const Seeable& s) {
-  // The numbers are those of stated_limit()'s comment.
-  const double root = std::sqrt(s.terms),
-               finer = unit_roundoff(DType::f32) / unit_roundoff(s.dtype);
-  const auto of = [&](double usual, double most) {
-    return RightKernel{usual * finer, most * finer};
-  };
-  switch (s.op) {
-    case OpKind::norm:
-      return of(0.17 * root + 3, 4 * root + 8);
-    case OpKind::silu_mul:
-      return of(3, 16);
-    case OpKind::rope:
-      return of(1.2, 4 * s.pair);
-    case OpKind::softmax:
-      return of(5 + 0.3 * root, 32 + 8 * root);
-    case OpKind::attention: {
-      const double width = std::sqrt(s.head_dim);
-      return of(s.scores * (0.34 * width + 2) + 6 + std::log(s.terms),
-                16 * (s.scores * width + 4) + 8 * root);
-    }
-    default:
-      return of(0.34 * s.terms, 8 * s.terms);
-  }
+// The size in ulp at which every judge that is worth the name finds an effect: a power of two.
+//
+// In units of u = 2^-p of the result, a right kernel that computes in fp32 is off by v on average
+// and b at most before it rounds (Higham and Mary 2019): the numbers of JudgedOp::right_kernel,
+// times 2^(p-24), which fp32 is finer by.
+// The least of these:
+//   - one element is off by a rounding, half an ulp of doubt and b: 1.5 + b;
+//   - of n elements each crosses the border to the next number with a chance of size/2 or more:
+//     20/n + b leaves a chance of e^-10 that none does;
+//   - the share of them that do, size/2, is more than the v that a right kernel has and what n of
+//     them may have by a chance of 1e-12: 2 (v + sqrt(42 v/n) + 30/n), not in fp32;
+//   - where a right kernel is off in proportion to each result, JudgedOp::in_proportion, an offset
+//     is large beside the least of n results, which are r/n or so: 20 b/n;
+//   - the root mean square of m independent errors, in 16 elements or more (fewer are worth
+//     no statistic): 1.05 (1 + 5/sqrt(m)) sqrt(v^2 + 1/3).
+// No less than 1/256: smaller sizes are not tried.
+double stated_limit(const Seeable& s) {
+  const JudgedOp& op = judged_op(s.op);
+  const JudgedOp::RightKernel right = op.right_kernel(s.sizes);
+  const double finer = unit_roundoff(DType::f32) / unit_roundoff(s.dtype);
+  const double n = s.elements, v = right.usual * finer, b = right.most * finer;
+  double size = 1.5 + b;
+  if (s.by_chance) size = std::min(size, 20 / n + b);
+  if (s.by_chance && s.dtype != DType::f32)
+    size = std::min(size, 2 * (v + std::sqrt(42 * v / n) + 30 / n));
+  if (s.beside_small && op.in_proportion) size = std::min(size, 20 * b / n);
+  if (s.errors > 1 && n >= 16)
+    size = std::min(size, 1.05 * (1 + 5 / std::sqrt(s.errors)) * std::sqrt(v * v + 1.0 / 3));
+  return std::exp2(std::max<double>(kLeastPower, std::ceil(std::log2(size))));
 }
 
 // max |q| . |k| / sqrt(head_dim), of rows and keys of the same request. The later keys of a prompt
@@ -188,7 +202,7 @@ double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
 class ShownRun {
  public:
   // `plan` is borrowed; `right` is asked for results before they are rounded.
-  ShownRun(const DetectionPlan& plan, Oracle& right)
+  ShownRun(const Detection::Plan& plan, Oracle& right)
       : plan_(plan),
         wide_(right, plan.engine.dtype, places()),
         seen_(serve_clean(plan.checkpoint, plan.engine, plan.requests, &wide_)) {}
@@ -231,16 +245,16 @@ class ShownRun {
     if (op == OpKind::linear) terms = read.data.view().row_size();
     if (op == OpKind::weighted_sum) terms = read.shape[1];
     if (op == OpKind::attention) {
-      s.head_dim = static_cast<double>(terms);
+      s.sizes.head_dim = static_cast<double>(terms);
       terms = 1;
       for (const Request& request : plan_.requests)
         terms = std::max<int64_t>(terms, request.max_positions());
-      for (const int layer : layers) s.scores = std::max(s.scores, scores(layer));
+      for (const int layer : layers) s.sizes.scores = std::max(s.sizes.scores, scores(layer));
     }
-    s.terms = static_cast<double>(terms);
+    s.sizes.terms = static_cast<double>(terms);
     if (op == OpKind::rope && effect == Effect::element) {
-      s.pair = 0;
-      for (const int layer : layers) s.pair = std::max(s.pair, pair({&point, layer}));
+      s.sizes.pair = 0;
+      for (const int layer : layers) s.sizes.pair = std::max(s.sizes.pair, pair({&point, layer}));
     }
     double rows = 0;
     for (const Pass& pass : seen_.passes)
@@ -331,7 +345,7 @@ class ShownRun {
     return (std::fabs(x[at]) + std::fabs(x[other])) / root_mean_square(turned);
   }
 
-  const DetectionPlan& plan_;
+  const Detection::Plan& plan_;
   WideResults wide_;
   Seen seen_;
 };
@@ -339,15 +353,15 @@ class ShownRun {
 // The sizes at which the judge finds an effect, by bisection over powers of two.
 class Ladder {
  public:
-  explicit Ladder(const DetectionPlan& plan)
+  explicit Ladder(const Detection::Plan& plan)
       : plan_(plan),
         right_(
             plan.reference.oracle(plan.checkpoint, reference_options(plan.reference, plan.engine))),
         oracle_(*right_),
         shown_(plan, *right_) {}
 
-  std::vector<DetectionLimit> limits() {
-    std::vector<DetectionLimit> limits;
+  std::vector<Detection::Limit> limits() {
+    std::vector<Detection::Limit> limits;
     for (const Point* point : plan_.points) {
       oracle_.forget();
       const std::vector<int> layers = shown_.layers_of(*point);
@@ -419,13 +433,13 @@ class Ladder {
     return judge.finish(shown_.seen().manifest.requests, true);
   }
 
-  DetectionLimit least(const Point& point, const std::vector<int>& layers, Effect effect,
-                       const Result& clean) {
-    DetectionLimit limit{.point = &point,
-                         .effect = effect,
-                         .layers = static_cast<int>(layers.size()),
-                         .size = std::numeric_limits<double>::infinity(),
-                         .statistic = "nothing"};
+  Detection::Limit least(const Point& point, const std::vector<int>& layers, Effect effect,
+                         const Result& clean) {
+    Detection::Limit limit{.point = &point,
+                           .effect = effect,
+                           .layers = static_cast<int>(layers.size()),
+                           .size = std::numeric_limits<double>::infinity(),
+                           .statistic = "nothing"};
     limit.stated = stated_limit(shown_.seeable(point, layers, effect));
     if (clean.verdict != RunVerdict::clean) {
       limit.statistic = std::string("nothing, for right results are ") + name_of(clean.verdict);
@@ -447,27 +461,13 @@ class Ladder {
     return limit;
   }
 
-  const DetectionPlan& plan_;
+  const Detection::Plan& plan_;
   std::unique_ptr<Oracle> right_;
   RememberingOracle oracle_;
   ShownRun shown_;
 };
 
 }  // namespace
-
-double stated_limit(const Seeable& s) {
-  const RightKernel right = right_kernel(s);
-  const double n = s.elements, v = right.usual, b = right.most;
-  double size = 1.5 + b;
-  if (s.by_chance) size = std::min(size, 20 / n + b);
-  if (s.by_chance && s.dtype != DType::f32)
-    size = std::min(size, 2 * (v + std::sqrt(42 * v / n) + 30 / n));
-  const bool in_proportion = s.op == OpKind::norm || s.op == OpKind::silu_mul;
-  if (s.beside_small && in_proportion) size = std::min(size, 20 * b / n);
-  if (s.errors > 1 && n >= 16)
-    size = std::min(size, 1.05 * (1 + 5 / std::sqrt(s.errors)) * std::sqrt(v * v + 1.0 / 3));
-  return std::exp2(std::max<double>(kLeastPower, std::ceil(std::log2(size))));
-}
 
 std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op) {
   std::vector<const Point*> points;
@@ -481,7 +481,7 @@ std::vector<const Point*> detectable_points(const Graph& graph, bool one_an_op) 
   return points;
 }
 
-Detection detection(const DetectionPlan& plan) {
+Detection detection(const Detection::Plan& plan) {
   Ladder ladder(plan);
   Detection detection{.limits = ladder.limits(), .runs = ladder.runs()};
   return detection;

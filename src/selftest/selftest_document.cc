@@ -77,7 +77,7 @@ void add_statistics(const Selftest& test, Blocks& blocks) {
   blocks.push_back(std::move(list));
 }
 
-std::string limit_text(const DetectionLimit& limit) {
+std::string limit_text(const Detection::Limit& limit) {
   if (!std::isfinite(limit.size)) return fmt::format("{} ({:.4g})", limit.statistic, limit.stated);
   return fmt::format("{:.4g} {} ({:.4g})", limit.size,
                      limit.kind ? name_of(*limit.kind) : limit.statistic, limit.stated);
@@ -86,18 +86,22 @@ std::string limit_text(const DetectionLimit& limit) {
 // A row a point and number of layers, a column an effect.
 void add_limits(const Selftest& test, Blocks& blocks) {
   Table table{{"point", "layers"}, {}};
-  for (const Effect effect : values_of<Effect>()) table.columns.push_back(name_of(effect));
+  for (const Detection::Effect effect : values_of<Detection::Effect>())
+    table.columns.push_back(name_of(effect));
   std::map<std::pair<int, int>, size_t> row_of_place;
-  for (const DetectionLimit& limit : test.limits) {
+  for (const Detection::Limit& limit : test.limits) {
     const auto [found, is_new] =
         row_of_place.try_emplace({limit.point->order(), limit.layers}, table.rows.size());
-    if (is_new) table.rows.push_back({std::string(limit.point->name), int64_t{limit.layers}});
-    table.rows[found->second].push_back(limit_text(limit));
+    if (is_new) {
+      table.rows.push_back({std::string(limit.point->name), int64_t{limit.layers}});
+      table.rows.back().resize(table.columns.size());  // not every effect was put in every place
+    }
+    table.rows[found->second][2 + static_cast<size_t>(limit.effect)] = limit_text(limit);
   }
   table.title = fmt::format(
       "smallest effect that is found, in ulp, by which statistic (and what must be found): {} of "
       "{} as stated",
-      std::ranges::count_if(test.limits, &DetectionLimit::passed), test.limits.size());
+      std::ranges::count_if(test.limits, &Detection::Limit::passed), test.limits.size());
   blocks.push_back(std::move(table));
 }
 
@@ -225,7 +229,7 @@ Json json_of(const StatisticCase& c) {
   return {{"name", c.name}, {"wanted", c.wanted}, {"found", c.found}, {"passed", c.passed()}};
 }
 
-Json json_of(const DetectionLimit& limit) {
+Json json_of(const Detection::Limit& limit) {
   return {{"point", limit.point->name},      {"layers", limit.layers},
           {"effect", name_of(limit.effect)}, {"ulp", number(limit.size)},
           {"statistic", limit.statistic},    {"stated_ulp", number(limit.stated)},

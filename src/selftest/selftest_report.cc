@@ -1,3 +1,6 @@
+// The result of a selftest: how often an error of a size was found and named at its place, for this
+// judge and for simpler rules. Shares are held to their bounds by Clopper and Pearson, so that a
+// few lucky runs prove nothing.
 #include "src/selftest/selftest_report.h"
 
 #include <algorithm>
@@ -93,7 +96,7 @@ std::vector<Selftest::RuleRow> Selftest::rules() const {
 bool Selftest::sees() const {
   return !controls.empty() && std::ranges::all_of(controls, &Control::failed) &&
          !statistics.empty() && std::ranges::all_of(statistics, &StatisticCase::passed) &&
-         !limits.empty() && std::ranges::all_of(limits, &DetectionLimit::passed);
+         !limits.empty() && std::ranges::all_of(limits, &Detection::Limit::passed);
 }
 
 bool Selftest::passed() const {

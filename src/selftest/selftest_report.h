@@ -82,7 +82,7 @@ struct Selftest {
   // clean: of the engine, and the last of the reference in the engine's place.
   std::vector<Outcome> clean, faults, several;
   std::vector<Outcome> effects;  // of sizes about what must be found (detection.h)
-  std::vector<DetectionLimit> limits;
+  std::vector<Detection::Limit> limits;
   std::vector<StatisticCase> statistics;
   std::vector<Control> controls;
   std::vector<TraceCheck> traces;     // of other engines

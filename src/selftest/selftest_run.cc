@@ -313,12 +313,12 @@ Selftest::Outcome outcome_of(const Detection::Run& run) {
 
 // The size at which every judge must find a fault of one place: that of one element that is off, of
 // that point or of another of its op.
-double limit_of(const Selftest::Outcome& outcome, const std::vector<DetectionLimit>& limits) {
+double limit_of(const Selftest::Outcome& outcome, const std::vector<Detection::Limit>& limits) {
   const std::string name = outcome.seeded.at(0).substr(0, outcome.seeded[0].find('@'));
   const Point& point = *first_place({.name = name}).point;
-  const DetectionLimit* best = nullptr;
-  for (const DetectionLimit& limit : limits)
-    if (limit.effect == Effect::element && limit.point->op == point.op &&
+  const Detection::Limit* best = nullptr;
+  for (const Detection::Limit& limit : limits)
+    if (limit.effect == Detection::Effect::element && limit.point->op == point.op &&
         (!best || *limit.point == point))
       best = &limit;
   return best ? best->stated : 1;

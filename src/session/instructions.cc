@@ -24,7 +24,7 @@ constexpr size_t kNamed = 3;  // findings whose instruction a note names
 // seen in the numbers.
 Interleaving adversarial_order(const Schedule& schedule, std::vector<std::string>& notes) {
   const ScheduleCheck checked = check_schedule(schedule);
-  for (const ScheduleFinding& finding : checked.findings)
+  for (const ScheduleCheck::Finding& finding : checked.findings)
     if (finding.first >= 0 && !finding.order.empty()) return {.begin = finding.order};
   notes.emplace_back(
       "--interleave adversarial had no pair to play: the counters order all instructions that use "

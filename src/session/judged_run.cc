@@ -156,13 +156,13 @@ void note_stop(const Engine& engine, int64_t total, Result& result) {
 }
 
 // Steps until every request has ended, or enough is known. Returns false when the ranks parted.
-bool serve(Engine& engine, Probe& probe, Judge& judge, const std::function<bool()>& enough,
-           Ranked* ranks) try {
+bool serve(Engine& engine, Probe& probe, Judge& judge, Auditor& auditor,
+           const std::function<bool()>& enough, Ranked* ranks) try {
   while (!enough() && engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
     const std::vector<int32_t> ended = engine.take_ended();
     if (!ended.empty()) probe.flush();  // a device may be behind with what the judge is to see
-    for (const int32_t request : ended) judge.end(request);
+    for (const int32_t request : ended) judge.end(request), auditor.end(request);
   }
   return true;
 } catch (const RanksParted& parted) {
@@ -337,7 +337,7 @@ Result judge_run(const JudgedRun& run) {
   const auto enough = [&] {
     return run.judge.fail_fast && (followers.found || !auditor.findings().empty());
   };
-  const bool parted = !serve(engine, probe, judge, enough, run.ranks);
+  const bool parted = !serve(engine, probe, judge, auditor, enough, run.ranks);
   const std::vector<RequestInfo> requests = infos_of(engine);
   const bool stopped = (enough() || parted) && tokens_chosen(engine) < total;
   if (!stopped) check_served(run.requests, requests);

@@ -1,3 +1,5 @@
+// The facts of a machine, from the files in which Linux has them, so that no tool needs to be
+// there. A fact that cannot be read is empty: provenance stops no run.
 #include "src/session/machine.h"
 
 #include <filesystem>

@@ -27,8 +27,8 @@ constexpr const char* kBase = "whole";
 
 // All requests in one engine, with options changed by `change`.
 template <typename Change>
-std::vector<Serving> all_with(const BaseServing& base, Change change) {
-  Serving serving{base.engine, base.requests, std::vector<int32_t>(base.requests.size())};
+std::vector<Mode::Serving> all_with(const Mode::Base& base, Change change) {
+  Mode::Serving serving{base.engine, base.requests, std::vector<int32_t>(base.requests.size())};
   std::iota(serving.base_of.begin(), serving.base_of.end(), 0);
   change(serving.engine);
   const int64_t needed = pages_for(serving.requests, serving.engine.page_size);
@@ -37,22 +37,22 @@ std::vector<Serving> all_with(const BaseServing& base, Change change) {
 }
 
 template <int64_t kTokens>
-std::vector<Serving> chunked(const BaseServing& base) {
+std::vector<Mode::Serving> chunked(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& engine) { engine.chunk = kTokens; });
 }
 
-std::vector<Serving> token_by_token(const BaseServing& base) {
-  std::vector<Serving> servings;
+std::vector<Mode::Serving> token_by_token(const Mode::Base& base) {
+  std::vector<Mode::Serving> servings;
   for (size_t i = 0; i < base.requests.size(); ++i) {
-    Serving& alone =
-        servings.emplace_back(Serving{base.engine, {base.requests[i]}, {static_cast<int32_t>(i)}});
+    Mode::Serving& alone = servings.emplace_back(
+        Mode::Serving{base.engine, {base.requests[i]}, {static_cast<int32_t>(i)}});
     alone.engine.chunk = 1;
   }
   return servings;
 }
 
 // A request that nobody asked for.
-Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
+Request stranger(const Mode::Base& base, int64_t tokens, int64_t max_new) {
   Request request{.max_new = max_new};
   const std::vector<int32_t>& from = base.requests.back().prompt;
   for (int64_t i = 0; i < tokens; ++i)
@@ -61,8 +61,8 @@ Request stranger(const BaseServing& base, int64_t tokens, int64_t max_new) {
 }
 
 // Strangers before and after, so that every row of the base has another number.
-std::vector<Serving> with_batch_mates(const BaseServing& base) {
-  Serving serving = all_with(base, [](EngineOptions&) {})[0];
+std::vector<Mode::Serving> with_batch_mates(const Mode::Base& base) {
+  Mode::Serving serving = all_with(base, [](EngineOptions&) {})[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
   serving.base_of.insert(serving.base_of.begin(), -1);
   serving.requests.push_back(stranger(base, 19, 2));
@@ -74,12 +74,12 @@ std::vector<Serving> with_batch_mates(const BaseServing& base) {
 
 // Each request twice: the second one comes when the first one's pages are all published, and so is
 // one of a stranger, which must not be taken for the request's own.
-std::vector<Serving> prefix_hit(const BaseServing& base) {
-  std::vector<Serving> servings;
+std::vector<Mode::Serving> prefix_hit(const Mode::Base& base) {
+  std::vector<Mode::Serving> servings;
   for (size_t i = 0; i < base.requests.size(); ++i) {
     const auto id = static_cast<int32_t>(i);
-    Serving& twice =
-        servings.emplace_back(Serving{base.engine, {base.requests[i], base.requests[i]}, {id, id}});
+    Mode::Serving& twice = servings.emplace_back(
+        Mode::Serving{base.engine, {base.requests[i], base.requests[i]}, {id, id}});
     twice.requests[1].arrival = twice.requests[0].steps();
     twice.requests.push_back(stranger(base, twice.engine.page_size + 1, 1));
     twice.base_of.push_back(-1);
@@ -94,12 +94,12 @@ std::vector<Serving> prefix_hit(const BaseServing& base) {
 // before the request ends: it loses its pages then and gets others later. Pages of one position let
 // that happen to requests of any length; its prompt comes in two chunks, so that one that chooses a
 // single token is there long enough.
-std::vector<Serving> preempted(const BaseServing& base, Preempt how) {
-  std::vector<Serving> servings;
+std::vector<Mode::Serving> preempted(const Mode::Base& base, Preempt how) {
+  std::vector<Mode::Serving> servings;
   for (size_t i = 0; i < base.requests.size(); ++i) {
     const Request& request = base.requests[i];
     const int64_t prompt = std::ssize(request.prompt), choices = request.steps();
-    Serving serving{
+    Mode::Serving serving{
         base.engine, {stranger(base, 1, choices + 1), request}, {-1, static_cast<int32_t>(i)}};
     serving.engine.preempt = how;
     serving.engine.page_size = 1;
@@ -110,29 +110,31 @@ std::vector<Serving> preempted(const BaseServing& base, Preempt how) {
   return servings;
 }
 
-std::vector<Serving> recomputed(const BaseServing& base) {
+std::vector<Mode::Serving> recomputed(const Mode::Base& base) {
   return preempted(base, Preempt::recompute);
 }
-std::vector<Serving> swapped(const BaseServing& base) { return preempted(base, Preempt::swap); }
+std::vector<Mode::Serving> swapped(const Mode::Base& base) {
+  return preempted(base, Preempt::swap);
+}
 
-std::vector<Serving> other_pages(const BaseServing& base) {
+std::vector<Mode::Serving> other_pages(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& engine) { engine.page_order_seed += 7919; });
 }
 
-std::vector<Serving> other_page_size(const BaseServing& base) {
+std::vector<Mode::Serving> other_page_size(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& e) { e.page_size = e.page_size == 8 ? 4 : 8; });
 }
 
-std::vector<Serving> other_threads(const BaseServing& base) {
+std::vector<Mode::Serving> other_threads(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& e) { e.threads = e.threads == 1 ? 3 : 1; });
 }
 
 // The base's pages are filled with NaN when they are handed out.
-std::vector<Serving> other_poison(const BaseServing& base) {
+std::vector<Mode::Serving> other_poison(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& engine) { engine.poison = 60000; });
 }
 
-std::vector<Serving> replayed(const BaseServing& base) {
+std::vector<Mode::Serving> replayed(const Mode::Base& base) {
   return all_with(base, [](EngineOptions& engine) { engine.graph = true; });
 }
 
@@ -167,8 +169,8 @@ std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
 
 // The plainest serving there is: options that shape passes at their defaults, all requests at once,
 // no graphs.
-BaseServing base_of(const ModesRun& run) {
-  BaseServing base{run.engine, run.requests};
+Mode::Base base_of(const ModesRun& run) {
+  Mode::Base base{run.engine, run.requests};
   EngineOptions& engine = base.engine;
   for_each_engine_option([&](const auto& option) {
     if (option.shapes_passes) engine.*option.member = EngineOptions{}.*option.member;
@@ -256,7 +258,7 @@ Result run_modes(const ModesRun& run) {
   const Graph graph = graph_of(run.checkpoint.config());
   Ledger ledger(graph);
   const std::vector<const Mode*> wanted = comparable(run, ledger);
-  BaseServing base = base_of(run);
+  Mode::Base base = base_of(run);
   BaselineRows rows(graph);
   std::vector<Finding> audited;
   if (run.progress) run.progress(kBase);
@@ -275,7 +277,7 @@ Result run_modes(const ModesRun& run) {
   for (const Mode* mode : wanted) {
     if (run.progress) run.progress(mode->name);
     const Result before = ledger.result();
-    for (const Serving& serving : mode->servings(base)) {
+    for (const Mode::Serving& serving : mode->servings(base)) {
       ModeComparer lineup(rows, {kBase, std::string(mode->name), serving.base_of}, ledger);
       Auditor mode_auditor(serving.engine.page_size);
       // The audit second: it must see what is written, which is the base's.

@@ -13,28 +13,28 @@
 
 namespace lockstep {
 
-// An engine of its own, what it serves, and which requests of the base those are.
-struct Serving {
-  EngineOptions engine;
-  std::vector<Request> requests;
-  std::vector<int32_t> base_of;  // as Pairing::base_of
-};
-
-// Whole prompts in one batch: what every mode is held against. Its requests are forced to
-// what they chose.
-struct BaseServing {
-  EngineOptions engine;
-  std::vector<Request> requests;
-};
-
 // A way of serving. To add one: write its servings and its row in modes.cc.
 struct Mode {
+  // An engine of its own, what it serves, and which requests of the base those are.
+  struct Serving {
+    EngineOptions engine;
+    std::vector<Request> requests;
+    std::vector<int32_t> base_of;  // as ModeComparer::Pairing::base_of
+  };
+
+  // Whole prompts in one batch: what every mode is held against. Its requests are forced to
+  // what they chose.
+  struct Base {
+    EngineOptions engine;
+    std::vector<Request> requests;
+  };
+
   std::string_view name;
   std::string_view says;
   // Passes end at other lengths than the base's, or share pages: not comparable where rotary tables
   // depend on the length.
   bool other_lengths;
-  std::vector<Serving> (*servings)(const BaseServing& base);
+  std::vector<Serving> (*servings)(const Base& base);
   bool graphs = false;  // wants them, and so a CUDA device and ops that can be in one
 };
 std::span<const Mode> modes();

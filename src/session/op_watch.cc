@@ -14,6 +14,7 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/ledger.h"
 #include "src/judge/pass_view.h"
+#include "src/model/op_names.h"
 #include "src/session/store.h"
 #include "src/stats/moments.h"
 
@@ -78,12 +79,14 @@ bool OpWatch::possible(const Place& place) {
 }
 
 template <typename... Inputs>
-void OpWatch::wrap(std::function<void(const OpContext&, TensorView, Inputs...)>& op,
+void OpWatch::wrap(std::string_view name,
+                   std::function<void(const OpContext&, TensorView, Inputs...)>& op,
                    std::function<void(const OpContext&, TensorView, Inputs...)> right) {
-  op = [this, op, right = std::move(right)](const OpContext& context, TensorView out,
-                                            Inputs... inputs) {
+  op = [this, name, op, right = std::move(right)](const OpContext& context, TensorView out,
+                                                  Inputs... inputs) {
     const Place place{find_point(context.point), context.layer};
-    if (!place.point || std::ranges::count(places_, place) == 0) return op(context, out, inputs...);
+    if (!makes(name, context.point) || std::ranges::count(places_, place) == 0)
+      return op(context, out, inputs...);
     const auto widened = [&](const auto& run) {
       return [&](const TensorView& to) {
         Wide wide;
@@ -96,13 +99,7 @@ void OpWatch::wrap(std::function<void(const OpContext&, TensorView, Inputs...)>&
 
 // Ops know their place by the name of the point and the layer that the model hands them.
 void OpWatch::wrap(Ops& ops, const Ops& right) {
-  // The rows that logits are made of are gathered under the name of the logits, and are none.
-  const auto gather = ops.gather_rows;
-  for_each_op([&](const auto& row) { wrap(ops.*row.entry, right.*row.entry); });
-  ops.gather_rows = [gather, watched = ops.gather_rows](const OpContext& context, TensorView out,
-                                                        TensorView rows, TensorView table) {
-    (context.point == "embed" ? watched : gather)(context, out, rows, table);
-  };
+  for_each_op([&](const auto& row) { wrap(row.name, ops.*row.entry, right.*row.entry); });
 }
 
 bool OpWatch::wants(const Point& point, int layer) const {

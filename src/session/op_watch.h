@@ -53,10 +53,12 @@ class OpWatch : public Sink {
 
  private:
   template <typename... Inputs>
-  void wrap(std::function<void(const OpContext&, TensorView, Inputs...)>& op,
+  void wrap(std::string_view name, std::function<void(const OpContext&, TensorView, Inputs...)>& op,
             std::function<void(const OpContext&, TensorView, Inputs...)> right);
-  // The cache is written, and made visible by kv_gather: no place has its numbers.
-  void wrap(std::function<decltype(kv_write)>&, const std::function<decltype(kv_write)>&) {}
+  // An op that writes a cache is not watched: its numbers are seen when the cache is read.
+  template <typename... Inputs>
+  void wrap(std::string_view, std::function<void(const OpContext&, KvCache, Inputs...)>&,
+            const std::function<void(const OpContext&, KvCache, Inputs...)>&) {}
 
   Oracle& oracle_;
   DType dtype_;

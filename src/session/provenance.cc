@@ -15,6 +15,7 @@
 #include "probes/digest.h"
 #include "src/session/build_info.h"
 #include "src/session/machine.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -73,7 +74,7 @@ std::map<std::string, std::string> provenance_of(const Session& session,
       {"tokenizer_xxh3", hash_of_file(model + "/tokenizer.json")},
       {"prompt_xxh3", hash_of_prompts(session.requests)},
       {"device", on_cpu ? "cpu" : "cuda"},
-      {"matmul", on_cpu ? std::string(matmul_path(options.dtype)) : "cuBLASLt"},
+      {kMatmulFact, on_cpu ? std::string(matmul_path(options.dtype)) : "cuBLASLt"},
       {"weight_dtype", dtype},
       {"compute_dtype", dtype},
       {"accumulator", "fp32"},

@@ -1,3 +1,5 @@
+// `lockstep run`: what the options name is opened, cheap troubles first, and becomes either one run
+// beside the reference or the same requests served in several ways without one.
 #include "src/session/run.h"
 
 #include <fmt/format.h>

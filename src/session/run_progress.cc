@@ -20,7 +20,7 @@ std::string duration_text(double seconds) {
 
 }  // namespace
 
-std::string RunMoment::text() const {
+std::string RunProgress::Moment::text() const {
   const std::string where = layer < 0 ? "" : fmt::format(" layer {} of {}", layer, layers);
   std::string text = fmt::format("pass {}, {} token{}: {}{}; {} of {} tokens", pass, rows,
                                  rows == 1 ? "" : "s", doing, where, std::min(done, total), total);

@@ -1,6 +1,7 @@
 // The auditor on hand-made passes, where each thing it can find is done once, and on the engine.
 #include "src/audit/audit.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -59,6 +60,7 @@ class HandMade {
     ++pass_;
   }
 
+  void end(int32_t request) { auditor_.end(request); }
   const std::vector<Finding>& findings() const { return auditor_.findings(); }
   std::string rules() const {
     std::string all;
@@ -129,6 +131,30 @@ TEST(Auditor, IsSilentOnWhatIsLegal) {
   for (int64_t s = 0; s < 8; ++s) run.slots_[20 * kPage + s] = run.slots_[8 * kPage + s];
   run.pass({{0, 7, {40}, {20, 21}}});
   EXPECT_EQ(run.rules(), "");
+}
+
+// Memory of a service that goes on and on is that of its cache.
+TEST(Auditor, ForgetsWhoWroteWhatManyEndedRequestsHad) {
+  constexpr int32_t kMany = (1 << 14) + 8;
+  HandMade run;
+  run.pass({{0, 0, {1}, {2}}});
+  const auto first = run.slots_.at(2 * kPage);
+  std::array<float, 2> late{};
+  for (int32_t request = 1; request < kMany; ++request) {
+    run.end(request - 1);
+    run.pass({{request, 0, {request + 1}, {2}}});
+    if (request == kMany - 3) late = run.slots_.at(2 * kPage);
+  }
+  EXPECT_EQ(run.rules(), "");
+  run.writes_ = false;
+  run.slots_[2 * kPage] = late;
+  run.pass({{kMany, 0, {5}, {2}}});
+  EXPECT_NE(run.rules().find(fmt::format("written by request {} position 0", kMany - 3)),
+            std::string::npos)
+      << run.rules();
+  run.slots_[2 * kPage] = first;
+  run.pass({{kMany + 1, 0, {6}, {2}}});
+  EXPECT_NE(run.rules().find("which holds what nobody wrote"), std::string::npos) << run.rules();
 }
 
 TEST(Auditor, NamesWhoWroteWhatIsReadInstead) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -50,6 +52,26 @@ TEST(PassMeter, ShowsAnExpertThatLeavesItsOutputUnwritten) {
   ASSERT_EQ(passes.size(), 3u);
   EXPECT_TRUE(passes[0].finite);
   EXPECT_FALSE(passes[2].finite);
+}
+
+// What is gathered of the cache for a probe is gone by the next pass, and other things lie there.
+TEST(PassMeter, LeavesTheMemoryOfWhatAProbeWasShown) {
+  PassMeter meter(cpu_ops());
+  const Ops ops = meter.ops();
+  const auto zeros = [](const Shape& shape) {
+    Tensor tensor(shape, DType::f32);
+    std::memset(tensor.view().data, 0, tensor.view().bytes());
+    return tensor;
+  };
+  const Tensor k = zeros({1, 2, 1, 4}), v = zeros({1, 2, 1, 4}), shown = zeros({2, 2, 1, 4});
+  const Tensor x = zeros({2, 4}), sum = zeros({2, 4});
+  const Tensor table({1}, DType::i32);
+  *table.as<int32_t>() = 0;
+  ops.kv_gather({}, shown, {k, v}, table);
+  ops.add({}, sum, x, x);
+  meter.before_pass();
+  for (int64_t i = 0; i < shown.view().count(); ++i) EXPECT_EQ(shown.as<float>()[i], 0);
+  EXPECT_TRUE(std::isnan(sum.as<float>()[0]));
 }
 
 }  // namespace

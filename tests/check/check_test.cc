@@ -79,7 +79,7 @@ TEST_F(Check, HoldsAcrossCpus) {
     for (const Isa now : all) {
       limit_isa(now);
       const CheckResult result = check("isa.json", run_of(requests()));
-      EXPECT_EQ(result.verdict, CheckVerdict::pass) << result.story;
+      EXPECT_EQ(result.verdict, CheckResult::Verdict::pass) << result.story;
       const bool bits =
           std::ranges::count(result.notes, CheckResult::Kind::bits, &CheckResult::Item::kind) > 0;
       EXPECT_TRUE(now != then || !bits);
@@ -118,13 +118,13 @@ TEST_F(Check, ServesRequestsThatDrawFreely) {
   drawing[1].samples = 2;
   ASSERT_TRUE(update("drawn.json", run_of(drawing)).updated);
   const CheckResult result = check("drawn.json", run_of(drawing));
-  EXPECT_EQ(result.verdict, CheckVerdict::pass) << result.story;
+  EXPECT_EQ(result.verdict, CheckResult::Verdict::pass) << result.story;
   EXPECT_EQ(result.forced, 0);
   EXPECT_EQ(result.notes.size(), 0u);
   // Seen only where samples of one prompt part inside a page.
   const CheckResult shared =
       check("drawn.json", run_of(drawing, {{.name = "written-while-shared"}}));
-  EXPECT_EQ(shared.verdict, CheckVerdict::fail) << shared.story;
+  EXPECT_EQ(shared.verdict, CheckResult::Verdict::fail) << shared.story;
 }
 
 TEST_F(Check, LeavesTheBaselineAloneUnlessTheRunIsClean) {
@@ -148,7 +148,7 @@ TEST_F(Check, HoldsCalibratedClassesToTheLimitsThatTheBaselineKept) {
   for (Baseline::OpClass& row : held.classes)
     if (row.op == OpKind::linear) row.limits.rms = row.reached.rms / 2;
   const CheckResult result = check_against(held, run_of(requests()), {.path = "held.json"});
-  EXPECT_EQ(result.verdict, CheckVerdict::fail) << result.story;
+  EXPECT_EQ(result.verdict, CheckResult::Verdict::fail) << result.story;
   EXPECT_EQ(result.failures.front().op_class, OpKind::linear);
   EXPECT_NE(first_failure(result).find("held to calibrated limits"), std::string::npos)
       << first_failure(result);

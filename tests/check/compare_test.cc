@@ -106,7 +106,7 @@ void expect_one(const std::vector<CheckResult::Item>& items, const std::string& 
 
 TEST(Compare, OfTheSameRunPassesWithoutANote) {
   const CheckResult result = compared(clean_run());
-  EXPECT_EQ(result.verdict, CheckVerdict::pass);
+  EXPECT_EQ(result.verdict, CheckResult::Verdict::pass);
   EXPECT_EQ(exit_status(result), 0);
   EXPECT_EQ(texts_of(result.notes), std::vector<std::string>{});
   EXPECT_EQ(result.story, "48 of 48 nodes within rounding, no less looked at than in base.json");
@@ -184,14 +184,14 @@ TEST(Compare, FailsWhereLessIsLookedAt) {
 TEST(Compare, MindsWhatIsUntestedAndNotByHowMuch) {
   Result run = clean_run();
   run.blind = {"positions rounded to 16 bits (none is past 255; the last is 3)"};
-  EXPECT_EQ(compared(run).verdict, CheckVerdict::pass);
+  EXPECT_EQ(compared(run).verdict, CheckResult::Verdict::pass);
   run.blind.clear();
-  EXPECT_EQ(compared(run).verdict, CheckVerdict::pass);
+  EXPECT_EQ(compared(run).verdict, CheckResult::Verdict::pass);
 }
 
 TEST(Compare, NotesOtherBitsWithTheirFirstPlace) {
   const CheckResult result = compared(clean_run(), baseline(), /*spoiled=*/true);
-  EXPECT_EQ(result.verdict, CheckVerdict::pass);
+  EXPECT_EQ(result.verdict, CheckResult::Verdict::pass);
   expect_one(result.notes,
              "bits: bits changed in 1 of 10 positions, at 1 of 6 places, the first is layer 1 "
              "attn.q");
@@ -214,9 +214,10 @@ TEST(Compare, NotesATextThatWasDrawnAnotherWay) {
   Result run = clean_run();
   run.requests[0].tokens = run.requests[0].argmax = {10, 13};
   for (PlaceSummary& place : run.places) place.judged = 4;
-  EXPECT_EQ(compared(run).verdict, CheckVerdict::fail);  // one that was forced must be as long
+  EXPECT_EQ(compared(run).verdict,
+            CheckResult::Verdict::fail);  // one that was forced must be as long
   const CheckResult drawn = compared(run, baseline(), /*spoiled=*/false, {true, false});
-  EXPECT_EQ(drawn.verdict, CheckVerdict::pass) << drawn.story;
+  EXPECT_EQ(drawn.verdict, CheckResult::Verdict::pass) << drawn.story;
   expect_one(drawn.notes,
              "drawn: request 0 drew another token at position 4: its text is not compared from "
              "there");

@@ -107,15 +107,16 @@ DiffResult ulps_off(double ulps, DType dtype, bool declared = true) {
 
 TEST(SameInputs, LetAnElementBeTwoRoundingsAway) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    EXPECT_EQ(ulps_off(1, dtype).verdict, DiffVerdict::noise);
+    EXPECT_EQ(ulps_off(1, dtype).verdict, DiffResult::Verdict::noise);
     const DiffResult r = ulps_off(3, dtype);
-    EXPECT_EQ(r.verdict, DiffVerdict::different) << r.story;
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << r.story;
     EXPECT_TRUE(r.first_kind->same_inputs && r.first_kind->of_element);
     EXPECT_NE(r.story.find("(two roundings: the inputs have the same bits)"), std::string::npos);
   }
-  EXPECT_EQ(ulps_off(3, DType::bf16, false).verdict, DiffVerdict::noise)
+  EXPECT_EQ(ulps_off(3, DType::bf16, false).verdict, DiffResult::Verdict::noise)
       << "where no contract is declared it may round otherwise";
-  EXPECT_EQ(ulps_off(3, DType::f32).verdict, DiffVerdict::noise) << "sums may be that far apart";
+  EXPECT_EQ(ulps_off(3, DType::f32).verdict, DiffResult::Verdict::noise)
+      << "sums may be that far apart";
 }
 
 TEST(SameInputs, LetFewElementsDiffer) {
@@ -129,9 +130,9 @@ TEST(SameInputs, LetFewElementsDiffer) {
                                                 })),
                    Selection("mlp.act", "", "", ""));
   };
-  EXPECT_EQ(off(300).verdict, DiffVerdict::noise) << off(300).story;
+  EXPECT_EQ(off(300).verdict, DiffResult::Verdict::noise) << off(300).story;
   const DiffResult r = off(4);
-  EXPECT_EQ(r.verdict, DiffVerdict::different) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << r.story;
   ASSERT_TRUE(r.first_kind->share);
   EXPECT_FALSE(r.first_kind->share->of_rows);
   EXPECT_NEAR(static_cast<double>(r.first_kind->share->different),
@@ -154,7 +155,7 @@ FakeRun renumbered(FakeRun run) {
 
 TEST(MatchedRequests, ArePairedByTheirTokens) {
   const DiffResult r = diff_of(run_of(), renumbered(run_of()));
-  EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
   EXPECT_EQ(r.rows, diff_of(run_of(), run_of()).rows);
   ASSERT_EQ(r.renamed.size(), 2u);
   EXPECT_EQ(r.renamed[0].find("request 0 of the second trace has the tokens of request 1"), 0u);
@@ -190,7 +191,7 @@ FakeRun unflipped() {
 TEST(DiffTokens, ANearTieIsNoise) {
   const double ulp_of_it = ulp(unflipped().passes[0].logits[0].values[0], DType::bf16);
   const DiffResult r = diff_of(unflipped(), flipped(ulp_of_it / 2));
-  EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
   ASSERT_EQ(r.flips.size(), 1u);
   EXPECT_EQ(r.flips[0].cause, DiffResult::Flip::Cause::near_tie);
   EXPECT_EQ(r.flips[0].position, 13);
@@ -204,11 +205,11 @@ TEST(DiffTokens, ANearTieIsNoise) {
 TEST(DiffTokens, ATokenThatIsNotTheBestOfItsLogitsIsDifferent) {
   FakeRun wrong = flipped(0.5);
   std::swap(wrong.passes[0].logits[0].ids[0], wrong.passes[0].logits[0].ids[1]);
-  EXPECT_EQ(diff_of(unflipped(), wrong).verdict, DiffVerdict::different);
+  EXPECT_EQ(diff_of(unflipped(), wrong).verdict, DiffResult::Verdict::different);
   FakeRun forced = flipped(0);
   forced.manifest.requests.at(0).forced = {forced.passes[1].info.rows[0].token};
   const DiffResult r = diff_of(unflipped(), forced);
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   EXPECT_EQ(r.story.find("request 0 was fed token"), 0u) << r.story;
 }
 
@@ -216,7 +217,7 @@ TEST(DiffTokens, NobodyCanTellWhyWithoutTheLogits) {
   FakeRun a = unflipped(), b = flipped(0);
   b.passes[0].logits.clear();
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffVerdict::inconclusive) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::inconclusive) << r.story;
   EXPECT_NE(r.story.find("--keep full tells"), std::string::npos) << r.story;
   EXPECT_FALSE(r.flips.at(0).margin_ulp);
 }
@@ -227,10 +228,11 @@ TEST(DiffTokens, OfOtherLogitsAnotherDrawMayBeRounding) {
     for (RequestInfo& request : run->manifest.requests)
       request.sampled = true, request.draw = DrawInfo{.temperature = 1};
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffVerdict::inconclusive) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::inconclusive) << r.story;
   EXPECT_NE(r.story.find("--model DIR tells"), std::string::npos) << r.story;
   b.manifest.requests.at(0).draw->seed = 1;
-  EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::different) << "it was asked for something else";
+  EXPECT_EQ(diff_of(a, b).verdict, DiffResult::Verdict::different)
+      << "it was asked for something else";
 }
 
 DiffResult::Judgement judgement(const char* trace, RunVerdict verdict,
@@ -247,10 +249,10 @@ TEST(DiffJudgements, SayWhoIsWrong) {
       diff_of(run_of(), run_of(DType::bf16, spoil_at("mlp.up", 1, [](std::vector<double>& v) {
                                  for (double& x : v) x *= 1.5;
                                })));
-  ASSERT_EQ(apart.verdict, DiffVerdict::different);
+  ASSERT_EQ(apart.verdict, DiffResult::Verdict::different);
   DiffResult r = apart;
   put_judgements(r, {judgement("A", clean), judgement("B", clean, "eager")});
-  EXPECT_EQ(r.verdict, DiffVerdict::noise);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::noise);
   EXPECT_EQ(r.story.find("both are right, each under its own contract; their contracts part at "
                          "attn.out (fused / eager); bits differ first at layer 1 mlp.up"),
             0u)
@@ -258,14 +260,14 @@ TEST(DiffJudgements, SayWhoIsWrong) {
   EXPECT_NE(r.story.find("that costs a mean KL of "), std::string::npos) << r.story;
   r = apart;
   put_judgements(r, {judgement("A", diverged), judgement("B", clean)});
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   EXPECT_EQ(r.story, "A introduces an error, and B does not: layer 1 mlp.up introduces it");
   r = apart;
   put_judgements(r, {judgement("A", clean), judgement("B", inconclusive)});
   EXPECT_EQ(r.story, apart.story) << "nobody knows of B";
   DiffResult noise = diff_of(run_of(), run_of());
   put_judgements(noise, {judgement("A", diverged), judgement("B", diverged)});
-  EXPECT_EQ(noise.verdict, DiffVerdict::identical);
+  EXPECT_EQ(noise.verdict, DiffResult::Verdict::identical);
 }
 
 }  // namespace

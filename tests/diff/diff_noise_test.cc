@@ -66,17 +66,17 @@ TEST(DiffNoise, OfOpsThatAreNotShownIsExplained) {
   FakeRun another = run_of(DType::bf16, rounding);
   another.manifest.contracts.clear();  // then it need not be the same op
   const DiffResult whole = diff_of(run_of(), another);
-  EXPECT_EQ(whole.verdict, DiffVerdict::noise) << whole.story;
+  EXPECT_EQ(whole.verdict, DiffResult::Verdict::noise) << whole.story;
   const DiffResult part =
       diff_of(only(run_of(), "mlp.down"), only(run_of(DType::bf16, rounding), "mlp.down"));
-  EXPECT_EQ(part.verdict, DiffVerdict::noise) << part.story;
+  EXPECT_EQ(part.verdict, DiffResult::Verdict::noise) << part.story;
   const auto bug = [](const Place& p, const PassInfo&, std::vector<double>& v) {
     if (p.layer == 0 && p.point->name == "mlp.act")
       for (double& x : v) x *= 1.5;
   };
   const DiffResult wrong =
       diff_of(only(run_of(), "mlp.down"), only(run_of(DType::bf16, bug), "mlp.down"));
-  EXPECT_EQ(wrong.verdict, DiffVerdict::different) << wrong.story;
+  EXPECT_EQ(wrong.verdict, DiffResult::Verdict::different) << wrong.story;
 }
 
 // Over all rows of its request it is nothing.
@@ -88,7 +88,7 @@ TEST(DiffNoise, ExplainsNoSingleElement) {
     *std::ranges::max_element(row) *= 1.06;
   };
   const DiffResult r = diff_of(run_of(), run_of(DType::bf16, bug));
-  EXPECT_EQ(r.verdict, DiffVerdict::different) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << r.story;
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 mlp.up");
   EXPECT_EQ(r.first_kind->position, 5);
@@ -137,9 +137,9 @@ TEST(DiffNoise, DependsOnExpertsThatAreNotShown) {
     return run;
   };
   const DiffResult hidden = diff_of(run(1, -1), run(5, -1));
-  EXPECT_EQ(hidden.verdict, DiffVerdict::inconclusive) << hidden.story;
+  EXPECT_EQ(hidden.verdict, DiffResult::Verdict::inconclusive) << hidden.story;
   EXPECT_NE(hidden.story.find("layer 0 mlp.combine"), std::string::npos) << hidden.story;
-  EXPECT_EQ(diff_of(run(1, -1), run(1 + 0x1p-20, -1)).verdict, DiffVerdict::noise);
+  EXPECT_EQ(diff_of(run(1, -1), run(1 + 0x1p-20, -1)).verdict, DiffResult::Verdict::noise);
   const DiffResult same = diff_of(run(1, 2), run(5, 2));
   ASSERT_TRUE(same.first_kind) << same.story;
   EXPECT_EQ(text_of(same.first_kind->id.place), "layer 0 mlp.combine");

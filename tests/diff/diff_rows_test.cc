@@ -17,14 +17,14 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
                 [](const RecordedTensor& t) { return t.point->name == "mlp.up" && t.layer == 0; });
   // The rows that both have decide, and the others are said.
   DiffResult r = diff_of(run_of(), less);
-  EXPECT_EQ(r.verdict, DiffVerdict::identical);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical);
   EXPECT_EQ(r.story,
             fmt::format("all {} rows that both have have the same bits; 22 rows are in one "
                         "trace only, and were not compared",
                         r.rows));
   EXPECT_EQ(r.only_a, 22);
   r = diff_of(less, run_of());
-  EXPECT_EQ(r.verdict, DiffVerdict::identical);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical);
   EXPECT_EQ(r.only_b, 22);
   r = diff_of(less, run_of(DType::bf16,
                            spoil_at("mlp.down", 1, [](std::vector<double>& v) { v[0] += 100; })));
@@ -35,7 +35,7 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   r = diff_of(run_of(), less);
   EXPECT_GT(r.only_a, 0);
   EXPECT_EQ(r.more_a, 2);
-  EXPECT_EQ(r.verdict, DiffVerdict::different) << "a run of fewer tokens is another run";
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << "a run of fewer tokens is another run";
   EXPECT_EQ(r.story, "2 tokens were fed in one trace only");
   EXPECT_EQ(diff_of(less, run_of()).only_b, 2);
   EXPECT_EQ(diff_of(less, run_of()).more_b, 2);
@@ -46,7 +46,7 @@ TEST(Diff, RowsThatOneFoundInItsCacheMakeNoDifference) {
   less.passes.erase(less.passes.begin());
   for (const bool swapped : {false, true}) {
     const DiffResult r = swapped ? diff_of(less, run_of()) : diff_of(run_of(), less);
-    EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
     EXPECT_EQ(swapped ? r.only_b : r.only_a, 22);
     EXPECT_EQ(r.more_a + r.more_b, 0);
     EXPECT_NE(r.story.find("; 22 rows are in one trace only"), std::string::npos) << r.story;

@@ -144,7 +144,7 @@ TEST(Diff, IsWidenedByTheScoresThatATraceDeclaresToRound) {
     r = swapped ? diff_of(with(eager, run_of()), spoilt(off))
                 : diff_of(run_of(), with(eager, spoilt(off)));
     EXPECT_FALSE(r.first_kind) << r.story;
-    EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
   }
   r = diff_of(run_of(), with(eager, spoilt(1)));
   ASSERT_TRUE(r.first_kind) << "and by more than scores explain";
@@ -162,10 +162,10 @@ TEST(Diff, IsWidenedByTheOperandsThatATraceDeclaresToRound) {
   EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 mlp.up");
   FakeRun declared = spoilt();
   declared.manifest.contracts["mlp.up"] = RoundingContract::tf32;
-  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffVerdict::noise);
+  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffResult::Verdict::noise);
   declared = spoilt();
   declared.manifest.provenance["accumulator"] = "tf32";
-  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffVerdict::noise);
+  EXPECT_EQ(diff_of(run_of(DType::f32), declared).verdict, DiffResult::Verdict::noise);
 }
 
 }  // namespace

@@ -155,7 +155,7 @@ TEST(Diff, EverySeededFaultThatChangesABitIsDifferent) {
     const Kept other = serve_and_keep(checkpoint, options, requests, {request}, cpu_ops());
     MemoryTrace x(base.full), y(other.full);
     const DiffResult result = diff(x, y, {});
-    const bool identical = result.verdict == DiffVerdict::identical;
+    const bool identical = result.verdict == DiffResult::Verdict::identical;
     ++shown[identical ? "identical" : fmt::format("{}", exit_status(result))];
     EXPECT_TRUE(identical || exit_status(result) == 1) << fault.name << ": " << result.story;
     if (std::getenv("LOCKSTEP_SHOW_TABLE"))

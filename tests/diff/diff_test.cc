@@ -20,7 +20,7 @@ void forget_data(FakeRun& run) {
 
 TEST(Diff, ATraceIsIdenticalToItself) {
   const DiffResult r = diff_of(run_of(), run_of());
-  EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
   EXPECT_EQ(exit_status(r), 0);
   EXPECT_EQ(r.rows, r.equal);
   EXPECT_GT(r.rows, 500);
@@ -31,7 +31,7 @@ TEST(Diff, HashesAloneSayIdentical) {
   FakeRun a = run_of(), b = run_of();
   forget_data(a);
   forget_data(b);
-  EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::identical);
+  EXPECT_EQ(diff_of(a, b).verdict, DiffResult::Verdict::identical);
 }
 
 TEST(Diff, RoundingTheOtherWayNowAndThenIsNoise) {
@@ -52,7 +52,7 @@ TEST(Diff, ABugIsNamedAndItsTailIsNot) {
     for (size_t i = 0; i < v.size(); i += 3) v[i] = -v[i];
   };
   const DiffResult r = diff_of(run_of(), run_of(DType::bf16, spoil_at("attn.k_norm", 1, bug)));
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   EXPECT_EQ(exit_status(r), 1);
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.k_norm");
@@ -69,7 +69,7 @@ TEST(Diff, DigestsBoundADifferenceFromBelow) {
   forget_data(a);
   forget_data(b);
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   ASSERT_TRUE(r.first_kind) << r.story;
   EXPECT_EQ(text_of(r.first_kind->id.place), "layer 0 mlp.act");
   EXPECT_FALSE(r.first_kind->measured);
@@ -147,8 +147,8 @@ TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
   b.manifest.contracts.clear();  // then it need not be the same op
   const DiffResult whole = diff_of(run_of(), b, Selection("", "0", "", ""));
   const DiffResult v = diff_of(run_of(), b, Selection("attn.v", "0", "", ""));
-  EXPECT_EQ(whole.verdict, DiffVerdict::noise) << whole.story;
-  EXPECT_EQ(v.verdict, DiffVerdict::noise) << v.story;
+  EXPECT_EQ(whole.verdict, DiffResult::Verdict::noise) << whole.story;
+  EXPECT_EQ(v.verdict, DiffResult::Verdict::noise) << v.story;
   EXPECT_EQ(v.rows, 26) << "of what is asked for alone";
   ASSERT_EQ(v.places.size(), 1u);
   EXPECT_EQ(text_of(v.places[0].place), "layer 0 attn.v");
@@ -159,12 +159,12 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
   FakeRun a = run_of(), b = run_of();
   for (FakeRun* run : {&a, &b})
     for (RequestInfo& request : run->manifest.requests) request.sampled = true;
-  EXPECT_EQ(diff_of(a, b).verdict, DiffVerdict::identical);
+  EXPECT_EQ(diff_of(a, b).verdict, DiffResult::Verdict::identical);
   b.manifest.requests[1].tokens.back() += 1;
   const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
-  EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffVerdict::identical);
+  EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffResult::Verdict::identical);
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
@@ -172,7 +172,7 @@ TEST(Diff, TokensThatAreOnlySaidToDifferAreNotIdentical) {
   FakeRun a = run_of(), b = run_of();
   b.manifest.requests[1].tokens.front() += 1;
   const DiffResult r = diff_of(a, b);
-  EXPECT_NE(r.verdict, DiffVerdict::identical) << r.story;
+  EXPECT_NE(r.verdict, DiffResult::Verdict::identical) << r.story;
   ASSERT_EQ(r.structure.size(), 1u);
   EXPECT_EQ(r.structure[0].find("request 1 is said to have got token"), 0u) << r.structure[0];
 }
@@ -193,11 +193,11 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
         if (t.point->is_cache()) t.data = {};
   b.manifest.contracts.clear();  // then it need not be the same op
   DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
   EXPECT_EQ(r.unmeasured, 0);
   // Also when they are not what is asked for.
   r = diff_of(a, b, Selection("attn.kv", "", "", ""));
-  EXPECT_EQ(r.verdict, DiffVerdict::noise) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
   // Without the numbers of what was written there are none for what is read.
   for (FakeRun* run : {&a, &b})
     for (Pass& pass : run->passes)
@@ -205,7 +205,7 @@ TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
         return *t.point == point("attn.v") || *t.point == point("attn.k_rope");
       });
   r = diff_of(a, b, Selection("attn.kv", "", "", ""));
-  EXPECT_EQ(r.verdict, DiffVerdict::inconclusive);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::inconclusive);
   EXPECT_NE(r.story.find("was not kept: --keep full tells"), std::string::npos) << r.story;
   EXPECT_EQ(r.unmeasured, r.rows - r.equal);
   EXPECT_GT(r.unmeasured, 0);
@@ -223,7 +223,7 @@ TEST(Diff, OtherTokensEndTheComparisonOfTheirRequest) {
   FakeRun b = run_of();
   b.passes[1].info.rows[0].token += 1;
   const DiffResult r = diff_of(run_of(), b);
-  EXPECT_EQ(r.verdict, DiffVerdict::different);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   ASSERT_EQ(r.structure.size(), 1u);
   EXPECT_NE(r.structure[0].find("request 0"), std::string::npos);
   EXPECT_NE(r.structure[0].find("position 13"), std::string::npos);
@@ -267,9 +267,9 @@ FakeRun chunked(const std::vector<int>& chunks) {
 
 TEST(Diff, ChunkingDoesNotMatter) {
   const DiffResult r = diff_of(chunked({11}), chunked({4, 1, 6}));
-  EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
   const DiffResult back = diff_of(chunked({4, 1, 6}), chunked({11}));
-  EXPECT_EQ(back.verdict, DiffVerdict::identical) << back.story;
+  EXPECT_EQ(back.verdict, DiffResult::Verdict::identical) << back.story;
   // What the cache holds after each chunk is compared too, whichever trace has the chunks.
   EXPECT_EQ(r.rows, diff_of(chunked({11}), chunked({11})).rows + 2 * (4 + 5));
   EXPECT_EQ(r.rows, back.rows);
@@ -295,7 +295,7 @@ TEST(Diff, RowsThatWereComputedAgainAreThoseOfTheFirstTime) {
   for (const FakeRun* a : {&once, &again, &later})
     for (const FakeRun* b : {&once, &again, &later}) {
       const DiffResult r = diff_of(*a, *b);
-      EXPECT_EQ(r.verdict, DiffVerdict::identical) << r.story;
+      EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
     }
 }
 
@@ -340,11 +340,11 @@ TEST(Diff, RowsThatOneTensorLacksAreCountedWhicheverTraceItIs) {
   EXPECT_EQ(diff_of(run_of(), less).only_a, 9);
   const DiffResult r = diff_of(less, run_of());
   EXPECT_EQ(r.only_b, 9);
-  EXPECT_EQ(r.verdict, DiffVerdict::identical);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical);
   less = run_of();
   for (RecordedTensor& t : less.passes[2].tensors) t.rows[0] = {0, 3};  // of no row of the pass
   less.passes[2].logits[0].row = {0, 3};
-  EXPECT_EQ(diff_of(less, less).verdict, DiffVerdict::inconclusive);
+  EXPECT_EQ(diff_of(less, less).verdict, DiffResult::Verdict::inconclusive);
 }
 
 TEST(Diff, WhatReadsOtherThanWasWrittenIsNamedWithoutNumbers) {
@@ -396,7 +396,8 @@ TEST(Diff, IndicesAreComparedAsIndices) {
   };
   using Values = std::vector<double>;
   const Values scores{1, 3, 2.00001, 2}, near{1, 3, 2, 2.00001};
-  EXPECT_EQ(experts(scores, Values{1, 2}, scores, Values{1, 2}).verdict, DiffVerdict::identical);
+  EXPECT_EQ(experts(scores, Values{1, 2}, scores, Values{1, 2}).verdict,
+            DiffResult::Verdict::identical);
   for (const Values& wrong : {Values{2, 1}, {1, 9}, {1, 1}, {1, -1}, {1, 3}}) {
     const DiffResult r = experts(scores, Values{1, 2}, scores, wrong);
     ASSERT_TRUE(r.first_kind) << wrong[1] << r.story;
@@ -409,7 +410,7 @@ TEST(Diff, IndicesAreComparedAsIndices) {
   }
   const DiffResult flip = experts(scores, Values{1, 2}, near, Values{1, 3});
   EXPECT_FALSE(flip.first_kind) << flip.story;
-  EXPECT_EQ(flip.verdict, DiffVerdict::noise) << "a near tie";
+  EXPECT_EQ(flip.verdict, DiffResult::Verdict::noise) << "a near tie";
   ASSERT_EQ(flip.flips.size(), 1u);
   EXPECT_EQ(flip.flips[0].cause, DiffResult::Flip::Cause::near_tie);
   EXPECT_EQ(flip.flips[0].layer, 0);
@@ -421,7 +422,7 @@ TEST(Diff, ATokenIsExactByItsLogits) {
   };
   using Values = std::vector<double>;
   const Values logits{1, 2.00001, 2}, near{1, 2, 2.00001};
-  EXPECT_EQ(token(logits, Values{1}, near, Values{2}).verdict, DiffVerdict::noise);
+  EXPECT_EQ(token(logits, Values{1}, near, Values{2}).verdict, DiffResult::Verdict::noise);
   for (const auto& [of, wrong] : {std::pair(logits, 2), {logits, 0}, {near, 0}, {near, 9}}) {
     const DiffResult r = token(logits, Values{1}, of, Values{static_cast<double>(wrong)});
     ASSERT_TRUE(r.first_kind) << wrong << r.story;
@@ -440,17 +441,18 @@ TEST(Diff, ATokenWithoutItsLogitsIsNoNoise) {
                 [](const RecordedTensor& t) { return *t.point == point("logits"); });
   const Selection selection("token", "", "", "");
   DiffResult r = diff_of(run_of(), b, selection);
-  EXPECT_EQ(r.verdict, DiffVerdict::different) << "it is not the best of those that were kept";
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different)
+      << "it is not the best of those that were kept";
   b.passes[2].logits.clear();
   r = diff_of(run_of(), b, selection);
-  EXPECT_EQ(r.verdict, DiffVerdict::inconclusive) << r.story;
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::inconclusive) << r.story;
   EXPECT_GT(r.unmeasured, 0);
 }
 
 TEST(Diff, RefusesLayersThatAModelHasNot) {
   EXPECT_THROW(diff_of(run_of(), run_of(), Selection("", "2", "", "")), Error);
   EXPECT_EQ(diff_of(run_of(), run_of(), Selection("", "1", "", "")).verdict,
-            DiffVerdict::identical);
+            DiffResult::Verdict::identical);
 }
 
 TEST(DiffReport, KeepsWhatIsNoNumber) {

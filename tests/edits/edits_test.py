@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,8 @@ from registry import CLEAN, DIVERGED, Edit, Place
 from trace_model import DoesNotFit
 
 SECONDS = 120  # that a judgement may take
-MEMORY = 12 << 30  # bytes of address space that it may ask for
+# 12 GiB of address space that it may ask for; AddressSanitizer asks for terabytes.
+LIMITED = [] if "ASAN_OPTIONS" in os.environ else ["prlimit", f"--as={12 << 30}"]
 VERDICTS = {0: "clean", 1: "diverged", 2: "doubt"}
 FAILURES = {"CLEAN": "clean though it must not be", "ALARM": "not clean though it must be",
             "CRASH": "crashed, or gave no single sentence",
@@ -60,8 +62,8 @@ class Judgement:
 
 
 def judge(lockstep: Path, trace: Path, model: Path, result: Path) -> Judgement:
-    command: list[str | Path] = ["prlimit", f"--as={MEMORY}", lockstep, "judge", trace, "--model",
-                                 model, "--json", result]
+    command: list[str | Path] = [*LIMITED, lockstep, "judge", trace, "--model", model, "--json",
+                                 result]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS,
                               check=False, errors="replace")
@@ -83,9 +85,9 @@ def compare(lockstep: Path, source: Path, target: Path, result: Path) -> str:
     """What diff calls the two: a verdict, trouble, or crash."""
     result.unlink(missing_ok=True)
     try:
-        done = subprocess.run(["prlimit", f"--as={MEMORY}", lockstep, "diff", source, target,
-                               "--json", result], capture_output=True, text=True,
-                              timeout=SECONDS, check=False, errors="replace")
+        done = subprocess.run([*LIMITED, lockstep, "diff", source, target, "--json", result],
+                              capture_output=True, text=True, timeout=SECONDS, check=False,
+                              errors="replace")
     except subprocess.TimeoutExpired:
         return f"crash: over {SECONDS} s"
     if result.exists() and done.returncode in VERDICTS:

@@ -3,6 +3,8 @@
 // build it reads those that are kept in corpus/TARGET.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -98,7 +98,7 @@ CommandPage example_page() {
                    .value = "FILE",
                    .help = "which one",
                    .required = true,
-                   .completion = OptionPage::Completion::files},
+                   .completion = CommandPage::Option::Completion::files},
                   {.group = "Observe",
                    .name = "--points",
                    .short_name = "-p",
@@ -106,7 +106,7 @@ CommandPage example_page() {
                    .value = "GLOB,...",
                    .help = "some [of] it: a's",
                    .repeatable = true,
-                   .completion = OptionPage::Completion::list,
+                   .completion = CommandPage::Option::Completion::list,
                    .words = {"attn.q", "attn.k"}},
                   {.group = "Help", .name = "--help", .short_name = "-h", .help = "print this"}};
   return page;

@@ -1,4 +1,6 @@
 """The inspector sees what it is for: each rule on a small house with one thing wrong in it."""
+import contextlib
+import io
 import json
 import pathlib
 import shutil
@@ -6,6 +8,7 @@ import stat
 import tempfile
 import unittest
 
+import figures
 import headers
 import house
 import layers
@@ -121,6 +124,76 @@ class Sizes(Rule):
         self.write("kernels/a.cc", member + loop + "  }\n};\n")
         self.write("kernels/b.cc", "void f() {\n  g([] {\n" + loop + "  });\n}\n")
         self.expect(sizes.problems, "a.cc:2: a function of 62", "b.cc:1: a function of 64")
+
+
+class Figures(Rule):
+    HEADER = """// Overview.
+#pragma once
+namespace lockstep {
+struct Ahead;  // no definition
+using Alias = int;
+enum class Kind : uint8_t { one, two };
+template <typename T>
+struct Owner {
+  struct Nested {
+    int f() const { return 1; }
+  };
+  void member(int x);
+};
+struct Owner::Later {};
+inline constexpr int kTable[] = {1, 2};
+inline constexpr auto kSum = std::max(1, 2);
+static_assert(sizeof(int) == 4, "");
+int free_function(int x, const std::function<void(int)>& f);
+decltype(free_function) twin;
+template <typename T, typename = std::enable_if_t<(sizeof(T) > 1)>>
+bool operator==(const T& a, const T& b) { return f(a, {}) == 1; }
+extern "C" {
+const char* in_c(void);
+}
+}  // namespace lockstep
+"""
+
+    def heads(self, test):
+        return [head for head in figures.declarations(self.HEADER) if test(head)]
+
+    def test_types_and_functions_of_a_namespace_are_counted(self):
+        names = [head.split("{")[0].strip() for head in self.heads(figures.is_type)]
+        self.assertEqual(names, ["enum class Kind : uint8_t", "struct Owner"])
+        names = [head.split("(")[0] for head in self.heads(figures.is_function)]
+        self.assertEqual(names, ["int free_function", "decltype", "bool operator==",
+                                 "const char* in_c"])
+
+    def test_a_class_is_as_long_as_it_is_written(self):
+        text = "class A final\n    : public B {\n  struct C {\n    int x;\n  };\n};\nC f() {\n}\n"
+        self.assertEqual(list(figures.classes(text)), [("C", 3), ("A", 6)])
+
+    def test_a_file_names_an_op(self):
+        for named in ("inject(&Ops::add, f);", "x = lockstep::add;", "add_cuda(c, a);",
+                      "check_add(a);", "my_ops.add(c, a);", "Ops own;\nown.add(c);",
+                      "add(context, a);", 'if (op == "add") f();', "decltype(add) f;"):
+            self.assertTrue(figures.names(named, {"add"}), named)
+        for other in ("// Ops::add", "list.add(x);", 'say("add these");', "at::add(x, y);",
+                      '#include "kernels/add.h"', 'f("add");\ny = row.add;', "add_all(context);"):
+            self.assertFalse(figures.names(other, {"add"}), other)
+
+    def test_kernels_forward_passes_and_faults_do_not_count(self):
+        for path in ("kernels/ops.h", "kernels/cuda/cuda_ops.cu", "kernels/plugin/user_ops.cc",
+                     "src/replay/repro.cc"):
+            self.assertTrue(figures.counts(path), path)
+        for path in ("kernels/add.cc", "kernels/cuda/add_rms_norm.cu", "src/model/qwen.cc",
+                     "src/faults/norm_faults.cc", "kernels/faults/broken_ops.cu"):
+            self.assertFalse(figures.counts(path), path)
+
+    def test_a_goal_that_is_missed_is_a_trouble(self):
+        self.write("kernels/ops.h", '// The table.\nOpRow{"add", &Ops::add, add}\n')
+        for i in range(7):
+            self.write(f"src/judge/a{i}.cc", "// A use.\nint a = f(&Ops::add);\n")
+        self.write("src/judge/a.h", "int f();\n" + "int x = static_cast<int>(1);\n" * 20)
+        with contextlib.redirect_stdout(io.StringIO()) as table:
+            self.expect(figures.problems, "comments", "free functions", "static_cast",
+                        "files that name an op")
+        self.assertIn("types in headers", table.getvalue())
 
 
 class Words(Rule):

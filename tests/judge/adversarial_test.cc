@@ -109,8 +109,10 @@ char diff_answer(const Pair& pair, bool numbers) {
   };
   const Node node = node_of(pair);
   MemoryTrace a = run(node.want), b = run(node.got);
-  const DiffVerdict verdict = diff(a, b, {}).verdict;
-  return verdict == DiffVerdict::identical ? '=' : verdict == DiffVerdict::noise ? '~' : '!';
+  const DiffResult::Verdict verdict = diff(a, b, {}).verdict;
+  return verdict == DiffResult::Verdict::identical ? '='
+         : verdict == DiffResult::Verdict::noise   ? '~'
+                                                   : '!';
 }
 
 // The pair at a point whose bits must be equal, or at one whose sums may be taken in any order.

@@ -82,18 +82,20 @@ TEST(KvHistory, LetsGoOfAnEndedRequestAsSoonAsItsSlotsAreWrittenAgain) {
 // A service of any length takes the memory of its cache: of long ago it is not known who wrote
 // what.
 TEST(KvHistory, ForgetsWhoWroteWhatManyEndedRequestsHad) {
-  KvHistory history(/*keep_bytes=*/true);
-  write(history, 0, 0, 7, 0);
-  const uint64_t first = hash_of_request(history, 0);
-  uint64_t late = 0;
-  for (int32_t request = 1; request < (1 << 14) + 4; ++request) {
-    history.end(request - 1);
-    write(history, request, request, 7, static_cast<float>(request));
-    if (request == 1 << 13) late = hash_of_request(history, request);
+  for (const bool keep_bytes : {true, false}) {
+    KvHistory history(keep_bytes);
+    write(history, 0, 0, 7, 0);
+    const uint64_t first = hash_of_request(history, 0);
+    uint64_t late = 0;
+    for (int32_t request = 1; request < (1 << 14) + 4; ++request) {
+      history.end(request - 1);
+      write(history, request, request, 7, static_cast<float>(request));
+      if (request == 1 << 13) late = hash_of_request(history, request);
+    }
+    EXPECT_FALSE(history.writer_of(first));
+    ASSERT_TRUE(history.writer_of(late));
+    EXPECT_EQ(history.writer_of(late)->row.request, 1 << 13);
   }
-  EXPECT_FALSE(history.writer_of(first));
-  ASSERT_TRUE(history.writer_of(late));
-  EXPECT_EQ(history.writer_of(late)->row.request, 1 << 13);
 }
 
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {

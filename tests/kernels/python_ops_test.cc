@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -145,6 +146,18 @@ TEST_F(PythonOps, ProcessesThatDieAreASentence) {
   expect_part(refusal("import os, signal\nsignal.signal(2, signal.SIG_IGN)\n"
                       "os.kill(os.getppid(), 2)\nwhile True: pass\n"),
               "was interrupted, and does not come back: its Python process was killed");
+}
+
+// Such as comes between the end of the function and the reading of its answer.
+TEST_F(PythonOps, ACtrlCThatTheFunctionDoesNotSeeIsNotLost) {
+  static volatile sig_atomic_t came = 0;
+  const auto before = std::signal(SIGINT, [](int) { came = came + 1; });
+  const std::string unseen = "import os, signal\nsignal.signal(2, signal.SIG_IGN)\n";
+  expect_part(refusal(unseen), "found none in");
+  EXPECT_EQ(came, 0);
+  expect_part(refusal(unseen + "os.kill(os.getppid(), 2)\n"), "found none in");
+  EXPECT_EQ(came, 1) << "raised when the answer is read, and by nobody else";
+  std::signal(SIGINT, before);
 }
 
 TEST_F(PythonOps, WithoutAPythonOrTorchAreRefused) {

@@ -18,8 +18,9 @@ namespace {
 
 std::string library(const std::string& name) { return built_path("tests/opcheck/" + name + ".so"); }
 
-OpAccount tried(const std::string& name, const std::string& op,
-                const std::vector<std::string>& dtypes = {"bf16"}, const std::string& folder = "") {
+OpsResult::Account tried(const std::string& name, const std::string& op,
+                         const std::vector<std::string>& dtypes = {"bf16"},
+                         const std::string& folder = "") {
   const OpsResult result =
       check_ops({.library = library(name), .only = {op}, .dtypes = dtypes, .folder = folder});
   EXPECT_EQ(result.ops.size(), 1U);
@@ -28,14 +29,14 @@ OpAccount tried(const std::string& name, const std::string& op,
 }
 
 // What is said of a wrong op, for people.
-std::string said_of(const OpAccount& op) {
+std::string said_of(const OpsResult::Account& op) {
   if (!op.first) return "right";
   return fmt::format("{} of {}: {} | {} | {} | {} {} [{}] want {} got {}", op.wrong, op.cases,
                      op.common, op.first->shape, op.first->says, op.first->point, op.first->rule,
                      op.first->statistic, op.first->want, op.first->got);
 }
 
-void expect_wrong(const OpAccount& op, const std::string& common) {
+void expect_wrong(const OpsResult::Account& op, const std::string& common) {
   EXPECT_GT(op.wrong, 0) << op.op;
   EXPECT_LT(op.wrong, op.cases) << said_of(op);
   EXPECT_NE(op.common.find(common), std::string::npos) << said_of(op);
@@ -46,7 +47,7 @@ TEST(Ops, OfLockstepAreRightOverTheWholeGrid) {
   const OpsResult result = check_ops({.library = library("ours")});
   EXPECT_EQ(exit_status(result), 0);
   EXPECT_EQ(result.ops.size(), 18U) << "every op that a library can have";
-  for (const OpAccount& op : result.ops) {
+  for (const OpsResult::Account& op : result.ops) {
     EXPECT_EQ(op.wrong, 0) << op.op << " " << said_of(op);
     EXPECT_GE(op.cases, 40) << op.op;
     EXPECT_LE(op.budgets, 1) << op.op;
@@ -61,7 +62,7 @@ TEST(Ops, ThatAreWrongInSomeShapesAreNamedByThem) {
   expect_wrong(tried("first", "rms_norm", {"bf16", "fp16"}), "fp16");
   expect_wrong(tried("first", "matmul"), "inputs that is no multiple of 32");
   expect_wrong(tried("first", "rope"), "positions past 65535");
-  const OpAccount heads = tried("first", "paged_attention");
+  const OpsResult::Account heads = tried("first", "paged_attention");
   expect_wrong(heads, "KV heads 2 and queries per KV head that are several");
   ASSERT_TRUE(heads.first && !heads.first->looks_like.empty()) << said_of(heads);
   EXPECT_NE(heads.first->looks_like[0].says.find("modulo"), std::string::npos)
@@ -74,14 +75,14 @@ TEST(Ops, ThatAreWrongInSomeShapesAreNamedByThem) {
 
 // Ops round as IEEE 754 does: what overflows is Inf.
 TEST(Ops, ThatSaturateAreNamed) {
-  const auto expect_named = [](const OpAccount& op, const std::string& how) {
+  const auto expect_named = [](const OpsResult::Account& op, const std::string& how) {
     ASSERT_GT(op.wrong, 0) << op.op;
     ASSERT_FALSE(op.first->looks_like.empty()) << said_of(op);
     EXPECT_NE(op.first->looks_like[0].says.find(how), std::string::npos)
         << op.first->looks_like[0].says;
   };
   for (const char* dtype : {"bf16", "fp32"}) {
-    const OpAccount sum = tried("third", "add", {dtype});
+    const OpsResult::Account sum = tried("third", "add", {dtype});
     expect_named(sum, "the largest number of the dtype where the right result overflows to Inf");
     EXPECT_NE(sum.common.find("values with huge results"), std::string::npos) << said_of(sum);
   }
@@ -91,34 +92,34 @@ TEST(Ops, ThatSaturateAreNamed) {
 
 // A plain loop's sum of squares is right, whatever the patterns of numbers of 8 bits.
 TEST(Ops, ThatAddOneSquareAfterTheOtherAreRight) {
-  const OpAccount norm = tried("third", "rms_norm", {"bf16", "fp16"});
+  const OpsResult::Account norm = tried("third", "rms_norm", {"bf16", "fp16"});
   EXPECT_EQ(norm.wrong, 0) << said_of(norm);
   EXPECT_GT(norm.cases, 80);
 }
 
 TEST(Ops, ThatWriteWhereTheyMayNotAreNamed) {
-  const OpAccount beside = tried("first", "add");
+  const OpsResult::Account beside = tried("first", "add");
   EXPECT_GT(beside.wrong, 0);
   ASSERT_TRUE(beside.first);
   EXPECT_NE(beside.first->says.find("wrote after its output"), std::string::npos)
       << said_of(beside);
-  const OpAccount changing = tried("second", "rms_norm");
+  const OpsResult::Account changing = tried("second", "rms_norm");
   EXPECT_EQ(changing.wrong, changing.cases);
   ASSERT_TRUE(changing.first);
   EXPECT_NE(changing.first->says.find("changed its input x"), std::string::npos)
       << said_of(changing);
-  const OpAccount slot = tried("first", "kv_write");
+  const OpsResult::Account slot = tried("first", "kv_write");
   EXPECT_GT(slot.wrong, 0);
   ASSERT_TRUE(slot.first);
   EXPECT_NE(slot.first->says.find("which another token may have"), std::string::npos)
       << said_of(slot);
-  const OpAccount unwritten = tried("second", "silu_mul");
+  const OpsResult::Account unwritten = tried("second", "silu_mul");
   expect_wrong(unwritten, "");
   EXPECT_NE(unwritten.first->says.find("unwritten"), std::string::npos) << said_of(unwritten);
 }
 
 TEST(Ops, ThatAreFusedAreNamedByTheirOutput) {
-  const OpAccount halves = tried("second", "gate_up_silu");
+  const OpsResult::Account halves = tried("second", "gate_up_silu");
   ASSERT_TRUE(halves.first);
   EXPECT_EQ(halves.first->point, "mlp.act");
   EXPECT_EQ(halves.wrong, halves.cases) << said_of(halves);
@@ -126,7 +127,7 @@ TEST(Ops, ThatAreFusedAreNamedByTheirOutput) {
 
 TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   const std::string folder = temp_path("bugs");
-  const OpAccount op = tried("first", "matmul", {"bf16"}, folder);
+  const OpsResult::Account op = tried("first", "matmul", {"bf16"}, folder);
   ASSERT_EQ(op.folder, folder + "/matmul") << op.no_folder;
   const auto status = [&](const std::string& name) {
     return WEXITSTATUS(
@@ -136,7 +137,7 @@ TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   };
   EXPECT_EQ(status("first"), 1);
   EXPECT_EQ(status("ours"), 0) << text_of(op.folder + "/out");
-  const OpAccount beside = tried("first", "add", {"bf16"}, folder);
+  const OpsResult::Account beside = tried("first", "add", {"bf16"}, folder);
   EXPECT_TRUE(beside.folder.empty());
   EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
 }
@@ -223,7 +224,7 @@ TEST(OpGrid, HasWhatSingleModelsLack) {
     head_dims.insert(shape.model.head_dim);
     groups.insert(shape.model.heads / shape.model.kv_heads);
     pages.insert(shape.page_size);
-    for (const Stretch& stretch : shape.passes.at(0)) {
+    for (const GridCase::Stretch& stretch : shape.passes.at(0)) {
       const int32_t length = stretch.first + stretch.count;
       far += length > 65536 ? 1 : 0;
       long_contexts += length >= 8192 ? 1 : 0;

@@ -166,10 +166,11 @@ void print_row(const OtherKernel& kernel, const std::map<std::string, Measured>&
 
 std::map<std::string, Measured> measured_by_dtype(const OtherKernel& kernel) {
   std::map<std::string, Measured> by_dtype;
+  const std::string symbol = kernel.symbol;
   for (const Dtype& dtype : kDtypes) {
     if (std::strstr(kernel.dtypes, dtype.name) == nullptr) continue;
     Measured& measured = by_dtype[dtype.name];
-    for (const Case& made : cases_of(kernel.symbol, dtype.kind))
+    for (const Case& made : cases_of(symbol, dtype.kind))
       if (kernel.right || !made.is_adversarial) measure(kernel, made, measured);
   }
   return by_dtype;

@@ -79,7 +79,8 @@ TEST(DiffScreen, ShowsNoZeroForWhatWasNotMeasured) {
   const std::string screen = text_of(document_of(r), "table");
   EXPECT_NE(screen.find("[#]"), std::string::npos) << screen;
   EXPECT_NE(screen.find("# other hashes, no numbers"), std::string::npos) << screen;
-  for (const auto& point : nlohmann::json::parse(report_json(r))["points"])
+  const auto report = nlohmann::json::parse(report_json(r));
+  for (const auto& point : report["points"])
     for (const char* number : {"difference_rms", "rms", "ulps"})
       EXPECT_TRUE(point[number].is_null()) << point;
   EXPECT_NE(text_of(document_of(r), "csv").find(",0,,,\n"), std::string::npos);
@@ -108,11 +109,11 @@ TEST(DiffScreen, FailsTheTestOfTheOpWhereTheDifferenceBegins) {
   // What no op shows fails too: other requests, or a trace that is judged wrong.
   bug.first_kind.reset();
   EXPECT_EQ(outcomes(bug).at("structure"), TestCase::Outcome::failed);
-  bug.verdict = DiffVerdict::inconclusive;
+  bug.verdict = DiffResult::Verdict::inconclusive;
   for (const auto& [name, outcome] : outcomes(bug))
     EXPECT_EQ(outcome, name == "coverage" ? TestCase::Outcome::trouble : TestCase::Outcome::passed)
         << name;
-  bug.verdict = DiffVerdict::noise;
+  bug.verdict = DiffResult::Verdict::noise;
   for (const auto& [name, outcome] : outcomes(bug))
     EXPECT_EQ(outcome, TestCase::Outcome::passed) << name;
 }
@@ -161,7 +162,7 @@ TEST(DiffScreen, SaysWhereARequestLeavesAndWhatToDo) {
                       "compared from there; --force-from base.trace compares on"),
             std::string::npos)
       << text;
-  r.verdict = DiffVerdict::inconclusive;
+  r.verdict = DiffResult::Verdict::inconclusive;
   EXPECT_NE(text_of(document_of(r), "table").find("\ncannot tell: "), std::string::npos);
   const auto flip = nlohmann::json::parse(report_json(r))["flips"].at(0);
   EXPECT_EQ(flip["cause"], "near_tie");

@@ -180,7 +180,8 @@ TEST(Page, NamesNothingToLoad) {
 }
 
 TEST(Page, OfTwoTracesFramesWhereTheyDepart) {
-  DiffResult result{.verdict = DiffVerdict::different, .story = "layer 1 attn.q differs <b>"};
+  DiffResult result{.verdict = DiffResult::Verdict::different,
+                    .story = "layer 1 attn.q differs <b>"};
   result.places = {{.place = {&point("embed"), -1}, .rows = 4, .equal = 4},
                    {.place = {&point("attn.q"), 1},
                     .rows = 4,
@@ -190,7 +191,7 @@ TEST(Page, OfTwoTracesFramesWhereTheyDepart) {
                     .rms = 1,
                     .ulps = 35},
                    {.place = {&point("attn.kv"), 1}, .rows = 4, .equal = 1}};
-  result.first_kind = DiffNode{.id = {.place = {&point("attn.q"), 1}}};
+  result.first_kind = DiffResult::Node{.id = {.place = {&point("attn.q"), 1}}};
   const std::string page = page_of(result);
   EXPECT_EQ(count(page, "class=\"cell "), 3u);
   EXPECT_EQ(count(page, " first\" href"), 1u);

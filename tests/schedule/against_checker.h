@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-inline bool is_of_order(ScheduleFault fault) {
-  return fault == ScheduleFault::early_read || fault == ScheduleFault::overwritten ||
-         fault == ScheduleFault::unordered;
+inline bool is_of_order(ScheduleCheck::Fault fault) {
+  return fault == ScheduleCheck::Fault::early_read || fault == ScheduleCheck::Fault::overwritten ||
+         fault == ScheduleCheck::Fault::unordered;
 }
-inline bool is_of_standing(ScheduleFault fault) {
-  return fault == ScheduleFault::deadlock || fault == ScheduleFault::unreachable;
+inline bool is_of_standing(ScheduleCheck::Fault fault) {
+  return fault == ScheduleCheck::Fault::deadlock || fault == ScheduleCheck::Fault::unreachable;
 }
-inline int64_t count_of(const ScheduleCheck& checked, ScheduleFault fault) {
-  return std::ranges::count(checked.findings, fault, &ScheduleFinding::fault);
+inline int64_t count_of(const ScheduleCheck& checked, ScheduleCheck::Fault fault) {
+  return std::ranges::count(checked.findings, fault, &ScheduleCheck::Finding::fault);
 }
 // Whether the span has that number, or one that lies in its place.
 inline bool covers(const Schedule& schedule, const std::optional<Span>& span, const Wrong& wrong) {
@@ -25,8 +25,9 @@ inline bool covers(const Schedule& schedule, const std::optional<Span>& span, co
 }
 // Whether as many write each of those numbers as may, and the tensor has them.
 inline bool is_written_right(const ScheduleCheck& checked, const Span& span) {
-  return std::ranges::none_of(checked.findings, [&](const ScheduleFinding& other) {
-    return (other.fault == ScheduleFault::repeated || other.fault == ScheduleFault::outside) &&
+  return std::ranges::none_of(checked.findings, [&](const ScheduleCheck::Finding& other) {
+    return (other.fault == ScheduleCheck::Fault::repeated ||
+            other.fault == ScheduleCheck::Fault::outside) &&
            other.span->tensor == span.tensor && other.span->begin < span.end &&
            span.begin < other.span->end;
   });
@@ -34,7 +35,7 @@ inline bool is_written_right(const ScheduleCheck& checked, const Span& span) {
 
 // Executes what a finding of an order says; "" where the machine shows it.
 inline std::string not_shown(const Machine& machine, const ScheduleCheck& checked,
-                             const ScheduleFinding& finding) {
+                             const ScheduleCheck::Finding& finding) {
   const auto complaint = [&](const std::string& text) {
     return fmt::format("{}: {}: {}", name_of(finding.fault), finding.says, text);
   };
@@ -48,7 +49,7 @@ inline std::string not_shown(const Machine& machine, const ScheduleCheck& checke
   } catch (const Error& error) {
     return complaint(error.what());
   }
-  const bool is_early = finding.fault == ScheduleFault::early_read;
+  const bool is_early = finding.fault == ScheduleCheck::Fault::early_read;
   if (!is_early) run_all(machine, state, -1);
   const int victim = is_early ? finding.second : finding.first;
   for (const Wrong& wrong : state.wrongs)
@@ -61,7 +62,7 @@ inline std::string not_shown(const Machine& machine, const ScheduleCheck& checke
 }
 
 // Executes what a finding says that all runs come to; "" where nothing can follow it.
-inline std::string not_standing(const Machine& machine, const ScheduleFinding& finding) {
+inline std::string not_standing(const Machine& machine, const ScheduleCheck::Finding& finding) {
   Machine::State state = machine.start();
   try {
     for (const int place : finding.order) machine.run(state, place);
@@ -96,9 +97,9 @@ inline Numbers miscounted(const Schedule& schedule, bool too_often) {
   }
   return numbers;
 }
-inline Numbers found(const ScheduleCheck& checked, ScheduleFault fault) {
+inline Numbers found(const ScheduleCheck& checked, ScheduleCheck::Fault fault) {
   Numbers numbers;
-  for (const ScheduleFinding& finding : checked.findings)
+  for (const ScheduleCheck::Finding& finding : checked.findings)
     if (finding.fault == fault)
       for (int64_t i = finding.span->begin; i < finding.span->end; ++i)
         numbers.insert({finding.span->tensor, i});
@@ -109,16 +110,17 @@ inline Numbers found(const ScheduleCheck& checked, ScheduleFault fault) {
 // with that instruction.
 inline std::string not_found(const Schedule& schedule, const ScheduleCheck& checked,
                              const Wrong& wrong) {
-  for (const ScheduleFinding& finding : checked.findings) {
-    const ScheduleFault fault = finding.fault;
+  for (const ScheduleCheck::Finding& finding : checked.findings) {
+    const ScheduleCheck::Fault fault = finding.fault;
     const bool is_here = covers(schedule, finding.span, wrong);
-    if (is_here && (fault == ScheduleFault::missing || fault == ScheduleFault::repeated ||
-                    fault == ScheduleFault::outside))
+    if (is_here &&
+        (fault == ScheduleCheck::Fault::missing || fault == ScheduleCheck::Fault::repeated ||
+         fault == ScheduleCheck::Fault::outside))
       return "";
     if (is_of_order(fault) &&
         (finding.first == wrong.instruction || finding.second == wrong.instruction))
       return "";
-    if (fault == ScheduleFault::unordered && is_here) return "";
+    if (fault == ScheduleCheck::Fault::unordered && is_here) return "";
     if (is_of_standing(fault)) return "";
   }
   return fmt::format("kind {} of instruction {} at {} of tensor {} was not found",
@@ -132,12 +134,12 @@ inline std::string disagreement(const Machine& machine, const ScheduleCheck& che
     return checked.findings.empty() ? "the checker found nothing"
                                     : "the checker found " + checked.findings.front().says;
   if (truth.stands_still !=
-      std::ranges::any_of(checked.findings, is_of_standing, &ScheduleFinding::fault))
+      std::ranges::any_of(checked.findings, is_of_standing, &ScheduleCheck::Finding::fault))
     return truth.stands_still ? "no finding says that it stands still" : "it does not stand still";
   for (const Wrong& wrong : truth.wrongs)
     if (const std::string text = not_found(machine.schedule(), checked, wrong); !text.empty())
       return text;
-  for (const ScheduleFinding& finding : checked.findings) {
+  for (const ScheduleCheck::Finding& finding : checked.findings) {
     std::string text;
     if (is_of_order(finding.fault)) text = not_shown(machine, checked, finding);
     if (is_of_standing(finding.fault)) text = not_standing(machine, finding);
@@ -145,9 +147,9 @@ inline std::string disagreement(const Machine& machine, const ScheduleCheck& che
   }
   if (checked.not_kept > 0) return "";
   const Schedule& schedule = machine.schedule();
-  if (found(checked, ScheduleFault::missing) != miscounted(schedule, false))
+  if (found(checked, ScheduleCheck::Fault::missing) != miscounted(schedule, false))
     return "other numbers are missing";
-  if (found(checked, ScheduleFault::repeated) != miscounted(schedule, true))
+  if (found(checked, ScheduleCheck::Fault::repeated) != miscounted(schedule, true))
     return "other numbers are repeated";
   return "";
 }

@@ -28,8 +28,9 @@ Truth truth_of(const Machine& machine, std::mt19937_64& random) {
 }
 
 // Findings that need no execution: what the list says is not what its opcodes are for.
-bool is_of_meaning(const ScheduleFinding& finding) {
-  return finding.fault == ScheduleFault::other_rows || finding.fault == ScheduleFault::split_head;
+bool is_of_meaning(const ScheduleCheck::Finding& finding) {
+  return finding.fault == ScheduleCheck::Fault::other_rows ||
+         finding.fault == ScheduleCheck::Fault::split_head;
 }
 
 Schedule some_schedule(std::mt19937_64& random) {

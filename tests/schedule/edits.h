@@ -44,9 +44,9 @@ class ScheduleEdits {
     return of[random_() % of.size()];
   }
 
-  std::string edit_uses(std::vector<CounterUse>& uses, const char* kind) {
+  std::string edit_uses(std::vector<Instruction::CounterUse>& uses, const char* kind) {
     if (uses.empty()) return "";
-    CounterUse& use = some(uses);
+    Instruction::CounterUse& use = some(uses);
     switch (random_() % 5) {
       case 0:
         ++use.value;
@@ -58,7 +58,7 @@ class ScheduleEdits {
         uses.erase(uses.begin() + (&use - uses.data()));
         return fmt::format("{} left out", kind);
       case 3:
-        uses.push_back(CounterUse(use));
+        uses.push_back(Instruction::CounterUse(use));
         return fmt::format("{} doubled", kind);
       default:
         use.counter = (use.counter + 1) % static_cast<int>(made_->counters.size());
@@ -160,7 +160,7 @@ class ScheduleEdits {
     const auto counter = static_cast<int>(random_() % made_->counters.size());
     const int next = (counter + 1) % static_cast<int>(made_->counters.size());
     for (Instruction& in : made_->instructions)
-      for (CounterUse& use : random_() % 2 == 0 ? in.waits : in.raises)
+      for (Instruction::CounterUse& use : random_() % 2 == 0 ? in.waits : in.raises)
         if (use.counter == counter) use.counter = next;
     return "counters mixed up";
   }

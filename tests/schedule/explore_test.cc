@@ -18,7 +18,7 @@ int64_t schedules() {
 }
 
 TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
-  EnumArray<ScheduleFault, int64_t> by_fault;
+  EnumArray<ScheduleCheck::Fault, int64_t> by_fault;
   int64_t right = 0, still = 0, states = 0, failures = 0;
   TinySchedules tiny(1);
   for (int64_t i = 0; i < schedules() && failures < 5; ++i) {
@@ -31,7 +31,7 @@ TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
       ++failures;
       ADD_FAILURE() << i << ": " << text << "\n" << schedule_json(schedule);
     }
-    for (const ScheduleFinding& finding : checked.findings) ++by_fault[finding.fault];
+    for (const ScheduleCheck::Finding& finding : checked.findings) ++by_fault[finding.fault];
     right += truth.is_right();
     still += truth.stands_still;
     states += static_cast<int64_t>(truth.states);
@@ -39,10 +39,11 @@ TEST(ScheduleExploration, CheckerFindsWhatSomeExecutionShows) {
   fmt::print("{} right, {} stand still, {} states\n", right, still, states);
   EXPECT_GT(right, schedules() / 5);
   EXPECT_GT(still, schedules() / 50);
-  for (const ScheduleFault fault :
-       {ScheduleFault::missing, ScheduleFault::repeated, ScheduleFault::outside,
-        ScheduleFault::unreachable, ScheduleFault::deadlock, ScheduleFault::early_read,
-        ScheduleFault::overwritten, ScheduleFault::unordered}) {
+  for (const ScheduleCheck::Fault fault :
+       {ScheduleCheck::Fault::missing, ScheduleCheck::Fault::repeated,
+        ScheduleCheck::Fault::outside, ScheduleCheck::Fault::unreachable,
+        ScheduleCheck::Fault::deadlock, ScheduleCheck::Fault::early_read,
+        ScheduleCheck::Fault::overwritten, ScheduleCheck::Fault::unordered}) {
     fmt::print("{} {}\n", name_of(fault), by_fault[fault]);
     EXPECT_GT(by_fault[fault], schedules() / 200) << name_of(fault);
   }

@@ -33,7 +33,7 @@ void refresh(const Schedule& schedule, Instruction& in) {
 
 // A finding as a test writes it: the places of the instructions, and the point and numbers.
 struct Expected {
-  ScheduleFault fault;
+  ScheduleCheck::Fault fault;
   int first = -1, second = -1;
   std::string numbers;  // "attn.out of layer 1 [0, 32)"; "": any
 };
@@ -44,7 +44,7 @@ std::string numbers_of(const Schedule& schedule, const std::optional<Span>& span
   return fmt::format("{} of layer {} [{}, {})", tensor.point, tensor.layer, span->begin, span->end);
 }
 
-bool is(const Schedule& schedule, const ScheduleFinding& finding, const Expected& expected) {
+bool is(const Schedule& schedule, const ScheduleCheck::Finding& finding, const Expected& expected) {
   return finding.fault == expected.fault && finding.first == expected.first &&
          finding.second == expected.second &&
          (expected.numbers.empty() || numbers_of(schedule, finding.span) == expected.numbers);
@@ -57,15 +57,16 @@ void expect_findings(const Schedule& schedule, const std::vector<Expected>& all,
   const ScheduleCheck checked = check_schedule(schedule);
   const Machine machine(schedule);
   std::string found;
-  for (const ScheduleFinding& finding : checked.findings) {
+  for (const ScheduleCheck::Finding& finding : checked.findings) {
     found += fmt::format("{} {} {} {}: {}\n", name_of(finding.fault), finding.first, finding.second,
                          numbers_of(schedule, finding.span), finding.says);
     EXPECT_EQ(is_of_order(finding.fault) ? not_shown(machine, checked, finding) : "", "");
   }
   for (const Expected& expected : all)
-    EXPECT_EQ(std::ranges::count_if(
-                  checked.findings,
-                  [&](const ScheduleFinding& finding) { return is(schedule, finding, expected); }),
+    EXPECT_EQ(std::ranges::count_if(checked.findings,
+                                    [&](const ScheduleCheck::Finding& finding) {
+                                      return is(schedule, finding, expected);
+                                    }),
               1)
         << name_of(expected.fault) << " " << expected.first << " " << expected.second << " "
         << expected.numbers << " was wanted once among\n"
@@ -85,7 +86,7 @@ TEST(ScheduleFaults, NormOverTheBlock) {
     schedule.instructions[place].begin = row + 8;
     refresh(schedule, schedule.instructions[place]);
     for (Instruction& in : schedule.instructions)
-      for (CounterUse& wait : in.waits)
+      for (Instruction::CounterUse& wait : in.waits)
         if (wait.counter == half.raises[0].counter) ++wait.value;
     schedule.instructions.push_back(half);
     std::swap(schedule.instructions[place], schedule.instructions.back());
@@ -96,12 +97,12 @@ TEST(ScheduleFaults, NormOverTheBlock) {
       EXPECT_TRUE(check_schedule(schedule).findings.empty());
       continue;
     }
-    expect_findings(
-        schedule, {{ScheduleFault::split_head, -1, place}, {ScheduleFault::split_head, -1, last}});
+    expect_findings(schedule, {{ScheduleCheck::Fault::split_head, -1, place},
+                               {ScheduleCheck::Fault::split_head, -1, last}});
     // RoPE turns number i of a head with number i + 8, norm or not.
     schedule.model.qk_norm = false;
-    expect_findings(
-        schedule, {{ScheduleFault::split_head, -1, place}, {ScheduleFault::split_head, -1, last}});
+    expect_findings(schedule, {{ScheduleCheck::Fault::split_head, -1, place},
+                               {ScheduleCheck::Fault::split_head, -1, last}});
     EXPECT_NE(check_schedule(schedule).findings[0].says.find("RoPE"), std::string::npos);
   }
 }
@@ -114,10 +115,10 @@ TEST(ScheduleFaults, TargetOneLess) {
   // it in its queue.
   expect_findings(
       schedule,
-      {{ScheduleFault::early_read, place_of(schedule, Opcode::norm_qkv_rope_append, 1, 32), place,
-        "attn.q_rope of layer 1 [32, 48)"},
-       {ScheduleFault::early_read, place_of(schedule, Opcode::norm_qkv_rope_append, 1, 80), place,
-        "attn.kv of layer 1 [16, 32)"}});
+      {{ScheduleCheck::Fault::early_read, place_of(schedule, Opcode::norm_qkv_rope_append, 1, 32),
+        place, "attn.q_rope of layer 1 [32, 48)"},
+       {ScheduleCheck::Fault::early_read, place_of(schedule, Opcode::norm_qkv_rope_append, 1, 80),
+        place, "attn.kv of layer 1 [16, 32)"}});
   for (Instruction& in : schedule.instructions) in.queue = 0;
   EXPECT_TRUE(check_schedule(schedule).findings.empty()) << "one queue keeps all in order";
 }
@@ -126,7 +127,7 @@ TEST(ScheduleFaults, TargetOneMore) {
   Schedule schedule = made();
   const int place = place_of(schedule, Opcode::o_residual, 0, 16);
   ++schedule.instructions[place].waits[0].value;
-  expect_findings(schedule, {{ScheduleFault::unreachable, -1, place}}, true);
+  expect_findings(schedule, {{ScheduleCheck::Fault::unreachable, -1, place}}, true);
 }
 
 TEST(ScheduleFaults, WaitLeftOut) {
@@ -134,10 +135,10 @@ TEST(ScheduleFaults, WaitLeftOut) {
   const int place = place_of(schedule, Opcode::norm_gate_up_silu, 0, 16);
   schedule.instructions[place].waits.clear();
   expect_findings(schedule,
-                  {{ScheduleFault::early_read, place_of(schedule, Opcode::o_residual, 0, 0), place,
-                    "attn.residual of layer 0 [0, 16)"},
-                   {ScheduleFault::early_read, place_of(schedule, Opcode::o_residual, 0, 16), place,
-                    "attn.residual of layer 0 [16, 32)"}},
+                  {{ScheduleCheck::Fault::early_read, place_of(schedule, Opcode::o_residual, 0, 0),
+                    place, "attn.residual of layer 0 [0, 16)"},
+                   {ScheduleCheck::Fault::early_read, place_of(schedule, Opcode::o_residual, 0, 16),
+                    place, "attn.residual of layer 0 [16, 32)"}},
                   true);
 }
 
@@ -147,14 +148,15 @@ TEST(ScheduleFaults, BlockWrittenTwice) {
   schedule.instructions.push_back(schedule.instructions[place]);
   const auto last = static_cast<int>(schedule.instructions.size()) - 1;
   expect_findings(schedule,
-                  {{ScheduleFault::repeated, place, last, "logits of layer -1 [16, 32)"}});
+                  {{ScheduleCheck::Fault::repeated, place, last, "logits of layer -1 [16, 32)"}});
 }
 
 TEST(ScheduleFaults, BlockNotWritten) {
   Schedule schedule = made();
   schedule.instructions.erase(schedule.instructions.begin() +
                               place_of(schedule, Opcode::norm_head, -1, 32));
-  expect_findings(schedule, {{ScheduleFault::missing, -1, -1, "logits of layer -1 [32, 48)"}});
+  expect_findings(schedule,
+                  {{ScheduleCheck::Fault::missing, -1, -1, "logits of layer -1 [32, 48)"}});
 }
 
 TEST(ScheduleFaults, BlockWithItsNeighboursColumns) {
@@ -166,16 +168,17 @@ TEST(ScheduleFaults, BlockWithItsNeighboursColumns) {
   in.begin = 32;
   in.end = 48;
   refresh(schedule, in);
-  expect_findings(schedule,
-                  {{ScheduleFault::missing, -1, reader, "mlp.act of layer 1 [16, 32)"},
-                   {ScheduleFault::repeated, place, neighbour, "mlp.act of layer 1 [32, 48)"}});
+  expect_findings(
+      schedule,
+      {{ScheduleCheck::Fault::missing, -1, reader, "mlp.act of layer 1 [16, 32)"},
+       {ScheduleCheck::Fault::repeated, place, neighbour, "mlp.act of layer 1 [32, 48)"}});
   in.begin = 16;  // its rows again, but the other's columns
   in.end = 32;
-  expect_findings(schedule,
-                  {{ScheduleFault::missing, -1, reader, "mlp.act of layer 1 [16, 32)"},
-                   {ScheduleFault::repeated, place, neighbour, "mlp.act of layer 1 [32, 48)"},
-                   {ScheduleFault::other_rows, -1, place, "mlp.act of layer 1 [16, 32)"},
-                   {ScheduleFault::other_rows, -1, place, "mlp.act of layer 1 [32, 48)"}});
+  expect_findings(
+      schedule, {{ScheduleCheck::Fault::missing, -1, reader, "mlp.act of layer 1 [16, 32)"},
+                 {ScheduleCheck::Fault::repeated, place, neighbour, "mlp.act of layer 1 [32, 48)"},
+                 {ScheduleCheck::Fault::other_rows, -1, place, "mlp.act of layer 1 [16, 32)"},
+                 {ScheduleCheck::Fault::other_rows, -1, place, "mlp.act of layer 1 [32, 48)"}});
 }
 
 TEST(ScheduleFaults, InstructionOfTheWrongLayer) {
@@ -185,9 +188,9 @@ TEST(ScheduleFaults, InstructionOfTheWrongLayer) {
   schedule.instructions[place].layer = 0;
   refresh(schedule, schedule.instructions[place]);
   expect_findings(schedule,
-                  {{ScheduleFault::missing, -1, place_of(schedule, Opcode::o_residual, 1, 0),
+                  {{ScheduleCheck::Fault::missing, -1, place_of(schedule, Opcode::o_residual, 1, 0),
                     "attn.out of layer 1 [0, 32)"},
-                   {ScheduleFault::repeated, other, place, "attn.out of layer 0 [0, 32)"}},
+                   {ScheduleCheck::Fault::repeated, other, place, "attn.out of layer 0 [0, 32)"}},
                   true);
 }
 
@@ -195,11 +198,12 @@ TEST(ScheduleFaults, PartialOfAnotherKvHead) {
   Schedule schedule = made();
   const int place = place_of(schedule, Opcode::partial_attention, 1, 1, 0);
   schedule.instructions[place].reads[1] = {schedule.tensor("attn.kv", 1), 0, 16};
-  expect_findings(schedule, {{ScheduleFault::other_rows, -1, place, "attn.kv of layer 1 [0, 16)"},
-                             {ScheduleFault::other_rows, -1, place, "attn.kv of layer 1 [16, 32)"},
-                             {ScheduleFault::early_read,
-                              place_of(schedule, Opcode::norm_qkv_rope_append, 1, 64), place,
-                              "attn.kv of layer 1 [0, 16)"}});
+  expect_findings(
+      schedule,
+      {{ScheduleCheck::Fault::other_rows, -1, place, "attn.kv of layer 1 [0, 16)"},
+       {ScheduleCheck::Fault::other_rows, -1, place, "attn.kv of layer 1 [16, 32)"},
+       {ScheduleCheck::Fault::early_read, place_of(schedule, Opcode::norm_qkv_rope_append, 1, 64),
+        place, "attn.kv of layer 1 [0, 16)"}});
 }
 
 TEST(ScheduleFaults, LastPartialLeftOut) {
@@ -212,16 +216,16 @@ TEST(ScheduleFaults, LastPartialLeftOut) {
   // The head's parts lie one share after another: of two heads of 16 numbers each.
   expect_findings(
       schedule,
-      {{ScheduleFault::early_read, of_share(0), place, "attn.partial of layer 1 [64, 96)"},
-       {ScheduleFault::early_read, of_share(0), place, "attn.lse of layer 1 [4, 6)"},
-       {ScheduleFault::early_read, of_share(1), place, "attn.partial of layer 1 [96, 128)"},
-       {ScheduleFault::early_read, of_share(1), place, "attn.lse of layer 1 [6, 8)"}});
+      {{ScheduleCheck::Fault::early_read, of_share(0), place, "attn.partial of layer 1 [64, 96)"},
+       {ScheduleCheck::Fault::early_read, of_share(0), place, "attn.lse of layer 1 [4, 6)"},
+       {ScheduleCheck::Fault::early_read, of_share(1), place, "attn.partial of layer 1 [96, 128)"},
+       {ScheduleCheck::Fault::early_read, of_share(1), place, "attn.lse of layer 1 [6, 8)"}});
   ++schedule.instructions[place].waits[0].value;
   for (Span& span : schedule.instructions[place].reads) span.end -= (span.end - span.begin) / 2;
   std::vector<Expected> expected;
   for (const char* numbers : {"attn.partial of layer 1 [64, 128)", "attn.lse of layer 1 [4, 8)",
                               "attn.partial of layer 1 [64, 96)", "attn.lse of layer 1 [4, 6)"})
-    expected.push_back({ScheduleFault::other_rows, -1, place, numbers});
+    expected.push_back({ScheduleCheck::Fault::other_rows, -1, place, numbers});
   expect_findings(schedule, expected);
 }
 
@@ -233,10 +237,10 @@ TEST(ScheduleFaults, DownShareAddedBeforeTheStreamWasRead) {
   std::vector<Expected> expected;
   // The fourth of gate and up is before it in its queue.
   for (const int64_t row : {0, 16, 32})
-    expected.push_back({ScheduleFault::overwritten,
+    expected.push_back({ScheduleCheck::Fault::overwritten,
                         place_of(schedule, Opcode::norm_gate_up_silu, 0, row), place,
                         "attn.residual of layer 0 [16, 32)"});
-  expected.push_back({ScheduleFault::early_read,
+  expected.push_back({ScheduleCheck::Fault::early_read,
                       place_of(schedule, Opcode::norm_gate_up_silu, 0, 32), place,
                       "mlp.act of layer 0 [32, 48)"});
   expect_findings(schedule, expected);
@@ -249,9 +253,9 @@ TEST(ScheduleFaults, OneDownShareTwiceAndOneNot) {
             other = place_of(schedule, Opcode::down_residual, 1, 16, 0);
   schedule.instructions[place].share = 0;
   refresh(schedule, schedule.instructions[place]);
-  expect_findings(schedule,
-                  {{ScheduleFault::repeated, other, place, "mlp.residual of layer 1 [16, 32)"}},
-                  true);
+  expect_findings(
+      schedule,
+      {{ScheduleCheck::Fault::repeated, other, place, "mlp.residual of layer 1 [16, 32)"}}, true);
 }
 
 // The list says in two pieces what the opcode's rows are in one.
@@ -269,11 +273,12 @@ TEST(ScheduleFaults, PartOfAHeadWithoutWrites) {
   const int place = place_of(schedule, Opcode::norm_qkv_rope_append, 1, 64);
   schedule.instructions[place].end = 72;
   schedule.instructions[place].writes.clear();
-  expect_findings(schedule,
-                  {{ScheduleFault::split_head, -1, place, "attn.kv of layer 1 [0, 8)"},
-                   {ScheduleFault::other_rows, -1, place, "attn.kv of layer 1 [0, 8)"},
-                   {ScheduleFault::missing, -1, place_of(schedule, Opcode::partial_attention, 1, 0),
-                    "attn.kv of layer 1 [0, 16)"}});
+  expect_findings(
+      schedule,
+      {{ScheduleCheck::Fault::split_head, -1, place, "attn.kv of layer 1 [0, 8)"},
+       {ScheduleCheck::Fault::other_rows, -1, place, "attn.kv of layer 1 [0, 8)"},
+       {ScheduleCheck::Fault::missing, -1, place_of(schedule, Opcode::partial_attention, 1, 0),
+        "attn.kv of layer 1 [0, 16)"}});
 }
 
 // Instructions of a queue each, without a wait, with what they read and write.
@@ -299,7 +304,7 @@ TEST(ScheduleFaults, OverwrittenByTheNextButOne) {
                                 {{{}, {{1, 0, 1}}}, {{}, {{2, 0, 2}}}, {{{0, 1, 2}}, {{3, 0, 1}}}});
   schedule.instructions[0].raises = {{0, 1}};
   schedule.instructions[1].waits = {{0, 1}};
-  expect_findings(schedule, {{ScheduleFault::overwritten, 2, 1, "a of layer -1 [1, 2)"}});
+  expect_findings(schedule, {{ScheduleCheck::Fault::overwritten, 2, 1, "a of layer -1 [1, 2)"}});
   schedule.instructions[2].raises = {{0, 1}};
   schedule.instructions[1].waits = {{0, 2}};
   EXPECT_TRUE(check_schedule(schedule).findings.empty());
@@ -307,7 +312,7 @@ TEST(ScheduleFaults, OverwrittenByTheNextButOne) {
 
 TEST(ScheduleFaults, ReadsWhatItWritesItself) {
   const Schedule schedule = free_ones({{"a", -1, 4, 0, false, "m"}}, {{{{0, 1, 3}}, {{0, 0, 4}}}});
-  expect_findings(schedule, {{ScheduleFault::early_read, -1, 0, "a of layer -1 [1, 3)"}});
+  expect_findings(schedule, {{ScheduleCheck::Fault::early_read, -1, 0, "a of layer -1 [1, 3)"}});
 }
 
 // Weights go through a ring of two slots: load i waits for the use of i - 2.
@@ -340,10 +345,12 @@ TEST(ScheduleFaults, WeightsOverwriteARingSlotStillInUse) {
   Schedule schedule = ring(5);
   EXPECT_TRUE(check_schedule(schedule).findings.empty());
   schedule.instructions[6].waits.clear();  // the load of layer 3
-  expect_findings(schedule, {{ScheduleFault::overwritten, 3, 6, "weights of layer 1 [0, 64)"}});
+  expect_findings(schedule,
+                  {{ScheduleCheck::Fault::overwritten, 3, 6, "weights of layer 1 [0, 64)"}});
   schedule = ring(5);
   schedule.instructions[6].waits[0] = {1, 1};  // for the use of layer 0, which its neighbour needs
-  expect_findings(schedule, {{ScheduleFault::overwritten, 3, 6, "weights of layer 1 [0, 64)"}});
+  expect_findings(schedule,
+                  {{ScheduleCheck::Fault::overwritten, 3, 6, "weights of layer 1 [0, 64)"}});
   schedule.instructions[4].waits[0] = {3, 1};  // the neighbour for that of layer 1, before it
   EXPECT_TRUE(check_schedule(schedule).findings.empty()) << "the queues keep what is swapped";
 }
@@ -354,9 +361,9 @@ TEST(ScheduleFaults, WaitsForEachOther) {
   schedule.instructions[4].waits = {{2 * 2 + 1, 1}};
   expect_findings(schedule, {}, true);
   const ScheduleCheck checked = check_schedule(schedule);
-  EXPECT_EQ(count_of(checked, ScheduleFault::deadlock), 1);
-  const auto deadlock =
-      std::ranges::find(checked.findings, ScheduleFault::deadlock, &ScheduleFinding::fault);
+  EXPECT_EQ(count_of(checked, ScheduleCheck::Fault::deadlock), 1);
+  const auto deadlock = std::ranges::find(checked.findings, ScheduleCheck::Fault::deadlock,
+                                          &ScheduleCheck::Finding::fault);
   // All that run are the first two loads and their uses.
   EXPECT_EQ(std::set<int>(deadlock->order.begin(), deadlock->order.end()),
             (std::set<int>{0, 1, 2, 3}));

@@ -21,9 +21,9 @@ std::string written(const std::string& text) {
 }
 Schedule read_text(const std::string& text) { return read_schedule(written(text)); }
 
-auto uses_of(const std::vector<CounterUse>& uses) {
+auto uses_of(const std::vector<Instruction::CounterUse>& uses) {
   std::vector<std::pair<int, int64_t>> all;
-  for (const CounterUse& use : uses) all.emplace_back(use.counter, use.value);
+  for (const Instruction::CounterUse& use : uses) all.emplace_back(use.counter, use.value);
   return all;
 }
 
@@ -82,9 +82,9 @@ Json foreign(const Schedule& schedule) {
   for (const Opcode opcode : values_of<Opcode>())
     if (opcode != Opcode::other)
       json["opcodes"][fmt::format("{}", static_cast<int>(opcode) + 1)] = name_of(opcode);
-  const auto pairs = [](const std::vector<CounterUse>& uses) {
+  const auto pairs = [](const std::vector<Instruction::CounterUse>& uses) {
     Json all = Json::array();
-    for (const CounterUse& use : uses) all.push_back({use.counter, use.value});
+    for (const Instruction::CounterUse& use : uses) all.push_back({use.counter, use.value});
     return all;
   };
   for (const Instruction& in : schedule.instructions) {

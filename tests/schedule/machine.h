@@ -97,7 +97,7 @@ class Machine {
   bool can_run(const State& state, int place) const {
     const Instruction& in = schedule_.instructions[place];
     return next(state, in.queue) == place &&
-           std::ranges::all_of(in.waits, [&](const CounterUse& wait) {
+           std::ranges::all_of(in.waits, [&](const Instruction::CounterUse& wait) {
              return state.counters[wait.counter] >= wait.value;
            });
   }
@@ -124,7 +124,8 @@ class Machine {
   void end(State& state, int place) const {
     const Instruction& in = schedule_.instructions[place];
     for (const int use : writes_[place]) write(state, place, use);
-    for (const CounterUse& raise : in.raises) state.counters[raise.counter] += raise.value;
+    for (const Instruction::CounterUse& raise : in.raises)
+      state.counters[raise.counter] += raise.value;
     ++state.heads[in.queue];
     if (--state.left == 0) finish(state);
   }

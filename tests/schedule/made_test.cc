@@ -78,10 +78,10 @@ TEST(MadeSchedule, WithoutWaitsIsRefutedInBoundedTimeAndSpace) {
   ScheduleCheck checked;
   const double seconds = seconds_of(schedule, checked);
   EXPECT_LT(seconds, 20);
-  EXPECT_GT(count_of(checked, ScheduleFault::early_read), 0);
-  EXPECT_GT(count_of(checked, ScheduleFault::overwritten), 0);
+  EXPECT_GT(count_of(checked, ScheduleCheck::Fault::early_read), 0);
+  EXPECT_GT(count_of(checked, ScheduleCheck::Fault::overwritten), 0);
   EXPECT_GT(checked.not_kept, 0);
-  for (const ScheduleFault fault : values_of<ScheduleFault>())
+  for (const ScheduleCheck::Fault fault : values_of<ScheduleCheck::Fault>())
     EXPECT_LE(count_of(checked, fault), 200);
   const Machine machine(schedule);
   for (const size_t i : {size_t{0}, checked.findings.size() / 2, checked.findings.size() - 1})

@@ -103,7 +103,9 @@ class TinySchedules {
       lately_[span.tensor] = true;
       raised.emplace_back(2 * span.tensor, 1);
     }
-    std::erase_if(in.waits, [&](const CounterUse& wait) { return wait.value == 0 && chance(80); });
+    std::erase_if(in.waits, [&](const Instruction::CounterUse& wait) {
+      return wait.value == 0 && chance(80);
+    });
     for (const auto& [counter, by] : raised) {
       in.raises.push_back({counter, by});
       uses_[counter] += by;
@@ -114,9 +116,9 @@ class TinySchedules {
   void spoil() {
     std::vector<Instruction>& all = made_.instructions;
     Instruction& in = all[below(std::ssize(all))];
-    std::vector<CounterUse>& uses = chance(60) ? in.waits : in.raises;
+    std::vector<Instruction::CounterUse>& uses = chance(60) ? in.waits : in.raises;
     std::vector<Span>& spans = chance(50) ? in.reads : in.writes;
-    CounterUse* use = uses.empty() ? nullptr : &uses[below(std::ssize(uses))];
+    Instruction::CounterUse* use = uses.empty() ? nullptr : &uses[below(std::ssize(uses))];
     Span* span = spans.empty() ? nullptr : &spans[below(std::ssize(spans))];
     switch (below(10)) {
       case 0:

@@ -53,14 +53,14 @@ TEST_F(Mutants, NoneOfThemPasses) {
 TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
   const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
   const SelftestPlan::Case seen = plan.detection_case(DType::bf16);
-  const DetectionPlan sizes{.checkpoint = checkpoint_,
-                            .reference = open_reference(),
-                            .engine = seen.engine,
-                            .requests = seen.requests,
-                            .layers = plan.fault_layers(),
-                            .points = {&point("attn.k")}};
+  const Detection::Plan sizes{.checkpoint = checkpoint_,
+                              .reference = open_reference(),
+                              .engine = seen.engine,
+                              .requests = seen.requests,
+                              .layers = plan.fault_layers(),
+                              .points = {&point("attn.k")}};
   const auto passes = [&] {
-    return std::ranges::all_of(detection(sizes).limits, &DetectionLimit::passed);
+    return std::ranges::all_of(detection(sizes).limits, &Detection::Limit::passed);
   };
   EXPECT_TRUE(passes());
   for (const Mutant mutant : {Mutant::wide_budgets, Mutant::exact_one_ulp_off,
@@ -73,7 +73,7 @@ TEST_F(Mutants, AreShownByTheSizesThatTheyCannotSee) {
 TEST_F(Mutants, OfNoKindLeavesEffectsAtEveryPointSeen) {
   const SelftestPlan plan{.config = checkpoint_.config(), .prompts = {}, .quick = true};
   const SelftestPlan::Case seen = plan.detection_case(DType::bf16);
-  for (const DetectionLimit& limit :
+  for (const Detection::Limit& limit :
        detection({.checkpoint = checkpoint_,
        .reference = open_reference(),
        .engine = seen.engine,

@@ -149,6 +149,28 @@ TEST(Power, CountsEffectsInUnitsOfWhatMustBeFound) {
   EXPECT_LT(test.power()[1].least_detected, good_test().power()[1].least_detected);
 }
 
+// Not every effect is put in every place, and each keeps its own column.
+TEST(Limits, AnEffectThatWasNotTriedLeavesItsCellEmpty) {
+  Selftest test = good_test();
+  test.limits[0].effect = Effect::row;
+  const Document document = document_of({test});
+  size_t tables = 0;
+  for (const Block& block : document.blocks)
+    if (const auto* table = std::get_if<Table>(&block)) {
+      ++tables;
+      for (const std::vector<Cell>& row : table->rows) EXPECT_EQ(row.size(), table->columns.size());
+    }
+  EXPECT_GE(tables, 3u);
+  const std::string screen = text_of(document, "table");
+  const size_t head = screen.find("smallest effect that is found");
+  const size_t columns = screen.find("row", head);
+  const size_t cell = screen.find("1 T1", head);
+  ASSERT_NE(cell, std::string::npos) << screen;
+  const auto column_of = [&](size_t at) { return at - screen.rfind('\n', at); };
+  EXPECT_NEAR(static_cast<double>(column_of(cell)), static_cast<double>(column_of(columns)), 8)
+      << screen;
+}
+
 TEST(Passed, AFaultThatChangesNothingIsListedAndNotCounted) {
   const Selftest test = good_test();
   EXPECT_EQ(test.power()[4].runs, 1);

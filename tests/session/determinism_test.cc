@@ -55,7 +55,8 @@ void expect_promises(const Determinism& result, const std::string& what) {
   for (const OpBits& op : result.ops) {
     EXPECT_GT(op.compared, 0) << text_of(op.place);
     if (row_of(op.place.point->op).has_matrix) continue;
-    EXPECT_EQ(op.bits, Bits::always) << text_of(op.place) << " depends on " << text_of(op);
+    EXPECT_EQ(op.bits, OpBits::SameFor::always)
+        << text_of(op.place) << " depends on " << text_of(op);
   }
 }
 
@@ -72,9 +73,10 @@ TEST(Determinism, ProductsOfFewRowsAreTheSameForABatchSize) {
   const Determinism result = run_determinism(run);
   expect_promises(result, "fp32");
   const OpBits& q = bits_of(result, {&point("attn.q"), 0});
-  EXPECT_EQ(q.bits, Bits::of_batch);
+  EXPECT_EQ(q.bits, OpBits::SameFor::of_batch);
   EXPECT_EQ(q.terms, 192);
-  EXPECT_EQ(q.prefill.size(), 2u) << text_of(q);
+  // How many kinds of bits, oneDNN's choice of kernels for this processor decides.
+  EXPECT_GE(q.prefill.size(), 2u) << text_of(q);
   EXPECT_NE(text_of(q).find("its sum of 192 products"), std::string::npos) << text_of(q);
 }
 
@@ -103,7 +105,7 @@ TEST(Determinism, ASumInAnotherOrderForLargerBatchesIsNamed) {
   EXPECT_EQ(exit_status(result), 1);
   EXPECT_TRUE(result.story.starts_with("layer 0 attn.norm depends on the batch")) << result.story;
   const OpBits& norm = bits_of(result, {&point("attn.norm"), 0});
-  EXPECT_EQ(norm.bits, Bits::of_batch);
+  EXPECT_EQ(norm.bits, OpBits::SameFor::of_batch);
   EXPECT_EQ(norm.decode, (std::vector<std::vector<int64_t>>{{1, 2}, {4, 8}}));
   EXPECT_NE(text_of(norm).find("1, 2 | 4, 8 rows of a decode pass"), std::string::npos)
       << text_of(norm);
@@ -126,7 +128,7 @@ TEST(Determinism, AnOpWhoseBitsAreChanceIsNamed) {
   EXPECT_EQ(result.verdict, RunVerdict::diverged);
   EXPECT_EQ(broken(result), std::vector<std::string>{"layer 2 mlp.act"});
   const OpBits& act = bits_of(result, {&point("mlp.act"), 2});
-  EXPECT_EQ(act.bits, Bits::vary);
+  EXPECT_EQ(act.bits, OpBits::SameFor::vary);
   EXPECT_EQ(act.depends_on, std::vector<Circumstance>{Circumstance::nothing});
   EXPECT_LE(act.ulps, 1);
   EXPECT_GT(act.ulps, 0);

@@ -148,7 +148,7 @@ TEST(Modes, AWrongPageIsSeenByTheAuditOfTheModeToo) {
 const Mode& mode_of(const std::string& name) { return *modes_from(name)[0]; }
 
 // Passes of the request that was asked for.
-std::vector<Pass> passes_with(const Serving& serving, int32_t request) {
+std::vector<Pass> passes_with(const Mode::Serving& serving, int32_t request) {
   const Served served = serve(checkpoint_of("bard-qwen3"), serving.engine, serving.requests);
   std::vector<Pass> with;
   for (const Pass& pass : served.passes)
@@ -160,16 +160,16 @@ std::vector<Pass> passes_with(const Serving& serving, int32_t request) {
 
 // The modes do what they say: else they would agree for nothing.
 TEST(Modes, ReallyPreempt) {
-  BaseServing base{{.dtype = DType::bf16}, requests_for(checkpoint_of("bard-qwen3"))};
+  Mode::Base base{{.dtype = DType::bf16}, requests_for(checkpoint_of("bard-qwen3"))};
   base.requests.push_back({.prompt = {5, 6, 7, 8}, .max_new = 1});
-  for (const Serving& serving : mode_of("recompute").servings(base)) {
+  for (const Mode::Serving& serving : mode_of("recompute").servings(base)) {
     const std::vector<Pass> passes = passes_with(serving, 1);
     int starts = 0;
     for (const Pass& pass : passes)
       for (const PassRow& r : pass.info.rows) starts += r.row.request == 1 && r.row.position == 0;
     EXPECT_GE(starts, 2) << "a prompt of " << serving.requests[1].prompt.size();
   }
-  for (const Serving& serving : mode_of("swap").servings(base)) {
+  for (const Mode::Serving& serving : mode_of("swap").servings(base)) {
     const std::vector<Pass> passes = passes_with(serving, 1);
     bool away = false;
     for (size_t i = 1; i < passes.size(); ++i)
@@ -179,9 +179,9 @@ TEST(Modes, ReallyPreempt) {
 }
 
 TEST(Modes, ReallyHitThePrefixCache) {
-  const BaseServing base{{.dtype = DType::bf16, .page_size = 8},
-                         {requests_for(checkpoint_of("bard-qwen3"))[1]}};
-  const Serving serving = mode_of("prefix").servings(base)[0];
+  const Mode::Base base{{.dtype = DType::bf16, .page_size = 8},
+                        {requests_for(checkpoint_of("bard-qwen3"))[1]}};
+  const Mode::Serving serving = mode_of("prefix").servings(base)[0];
   const std::vector<Pass> second = passes_with(serving, 1);
   ASSERT_EQ(second[0].info.inherited.size(), 1u);
   EXPECT_EQ(second[0].info.inherited[0].tokens.size(), 32u);

@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 TEST(RunProgress, SaysWhereARunIsAndWhenItMayEnd) {
-  RunMoment m{.pass = 0, .rows = 1210, .doing = "computing", .layer = 3, .layers = 28};
+  RunProgress::Moment m{.pass = 0, .rows = 1210, .doing = "computing", .layer = 3, .layers = 28};
   m.total = 1258;
   m.seconds = 12;
   EXPECT_EQ(m.text(), "pass 0, 1210 tokens: computing layer 3 of 28; 0 of 1258 tokens, 12 s")

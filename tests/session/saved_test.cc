@@ -56,7 +56,7 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
       EXPECT_EQ(saved.counts, live.counts);
       EXPECT_EQ(saved.blind, live.blind);
       const auto a = open_trace(scratch_ / file), b = open_trace(scratch_ / file);
-      EXPECT_EQ(diff(*a, *b, {}).verdict, DiffVerdict::identical);
+      EXPECT_EQ(diff(*a, *b, {}).verdict, DiffResult::Verdict::identical);
     }
 }
 

@@ -12,8 +12,8 @@ bool is_full(const Exact& e) {
   return e.angle.size() == e.want.size() && e.turned.size() == e.want.size();
 }
 
-InnerError inner(const Exact& e, size_t i, DType) {
-  const InnerError by = inner_of_angle(e, i);
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
+  const JudgedOp::InnerError by = inner_of_angle(e, i);
   const double size = u * std::fabs(e.want[i]);
   return {4 * size + by.limit, squared(size) + by.variance};
 }

@@ -45,7 +45,7 @@ bool is_full(const Exact& e) {
          (!rounds_weights(e.contract) || e.overlap.size() == heads);
 }
 
-InnerError inner_exact_weights(const Exact& e, size_t i) {
+JudgedOp::InnerError inner_exact_weights(const Exact& e, size_t i) {
   const size_t dim = e.shape.last();
   const size_t heads = e.shape[1];
   const double score = e.score[i / dim], n = e.row_terms[i / dim / heads];
@@ -60,8 +60,8 @@ InnerError inner_exact_weights(const Exact& e, size_t i) {
           shared + sum, shared};
 }
 
-InnerError inner(const Exact& e, size_t i, DType dtype) {
-  InnerError error = inner_exact_weights(e, i);
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType dtype) {
+  JudgedOp::InnerError error = inner_exact_weights(e, i);
   if (!rounds_weights(e.contract)) return error;
   const double weights = unit_roundoff(dtype) * std::sqrt(e.weighted_squares[i]);
   const double variance = squared(weights) / 4;
@@ -84,6 +84,16 @@ double gain(const Exact& e) {
 
 bool knows_steps(const Exact& e) { return !rounds_weights(e.contract); }
 
+// n keys with scores of S, and head_dim d: S (0.34 sqrt(d) + 2) + 6 + ln n on average.
+JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) {
+  const double width = std::sqrt(sizes.head_dim);
+  return {sizes.scores * (0.34 * width + 2) + 6 + std::log(sizes.terms),
+          16 * (sizes.scores * width + 4) + 8 * std::sqrt(sizes.terms)};
+}
+
+// Scores are sums of products that cancel, and exp() raises what they are off.
+double spread(double) { return 0x1p11; }
+
 }  // namespace
 
 const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
@@ -93,6 +103,9 @@ const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
                                    .inner = inner,
                                    .gain = gain,
                                    .knows_steps = knows_steps,
-                                   .has_shared = true};
+                                   .has_shared = true,
+                                   .right_kernel = right_kernel,
+                                   .spread = spread,
+                                   .may_lose_weights = true};
 
 }  // namespace lockstep

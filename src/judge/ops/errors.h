@@ -17,8 +17,8 @@ inline double truncation_gain(double products) { return std::max(1.0, products /
 
 // A sum of e.terms products: B = lambda sqrt(n) u S, V = (w(n) u S)^2, w(n) = 0.34 sqrt(n)
 // (roundoff.h).
-InnerError inner_of_sum(const Exact& e, size_t i, DType);
-Reach reach_of_sum(const Exact& e, const Step&, size_t i);
+JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType);
+JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i);
 double gain_of_sum(const Exact& e);
 bool has_magnitude(const Exact& e);
 
@@ -28,6 +28,6 @@ bool has_magnitude(const Exact& e);
 // by 2 u, the division and the product with the position by one each. What a frequency is off by,
 // all positions share: of five bases and six sizes of heads the worst is 1.42 u, which with a third
 // of u^2 for the product is 2.4 of these 3.
-InnerError inner_of_angle(const Exact& e, size_t i);
+JudgedOp::InnerError inner_of_angle(const Exact& e, size_t i);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-InnerError none(const Exact&, size_t, DType) { return {}; }
+JudgedOp::InnerError none(const Exact&, size_t, DType) { return {}; }
 
 }  // namespace
 

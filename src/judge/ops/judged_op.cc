@@ -18,13 +18,21 @@ static_assert(kJudgedOps.size() == kOpKinds.size(), "an op kind has no file here
 
 const JudgedOp& judged_op(OpKind kind) { return *kJudgedOps[static_cast<size_t>(kind)]; }
 
-InnerError inner_of_sum(const Exact& e, size_t i, DType) {
+// Products of either sign, S = sqrt(K) times their sum.
+JudgedOp::RightKernel JudgedOp::right_sum(const Sizes& sizes) {
+  return {0.34 * sizes.terms, 8 * sizes.terms};
+}
+
+// Terms of either sign: their sizes add up to sqrt(n) times their sum, which may cancel.
+double JudgedOp::spread_of_sum(double terms) { return 4 * walk_of(terms) * std::sqrt(terms); }
+
+JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType) {
   const auto n = static_cast<double>(e.terms);
   const double size = u * e.magnitude[i];
   return {kLambda * std::sqrt(n) * size, squared(walk_of(n) * size)};
 }
 
-Reach reach_of_sum(const Exact& e, const Step&, size_t i) {
+JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i) {
   const auto n = static_cast<double>(e.terms);
   const double size = u * e.magnitude[i];
   return {kLambda * std::sqrt(n) * size, walk_of(n) * size};
@@ -34,7 +42,7 @@ double gain_of_sum(const Exact& e) { return truncation_gain(static_cast<double>(
 
 bool has_magnitude(const Exact& e) { return e.magnitude.size() == e.want.size(); }
 
-InnerError inner_of_angle(const Exact& e, size_t i) {
+JudgedOp::InnerError inner_of_angle(const Exact& e, size_t i) {
   const double size = std::fabs(e.want[i]), most = 4 * e.angle[i] * u,
                square = 3 * squared(e.angle[i] * u);
   return {most * e.turned[i] + squared(most) / 2 * size,

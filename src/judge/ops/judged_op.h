@@ -21,20 +21,32 @@ struct ContractTraits {
   bool has_bias = false;
 };
 
-// One element's share of B and V (budget.h) beyond the rounding of the output.
-struct InnerError {
-  double limit = 0;      // of B
-  double variance = 0;   // of V
-  double shared = 0;     // of `variance`, what all elements of a row, or of a head, have in common
-  double underflow = 0;  // of `limit`, for what is no normal number of fp32 on the way
-};
-
-// How far a kernel may be, absolute, from the value of a step before it rounds it.
-struct Reach {
-  double most = 0, usual = 0;
-};
-
 struct JudgedOp {
+  // One element's share of B and V (budget.h) beyond the rounding of the output.
+  struct InnerError {
+    double limit = 0;     // of B
+    double variance = 0;  // of V
+    double shared = 0;    // of `variance`, what all elements of a row, or of a head, have in common
+    double underflow = 0;  // of `limit`, for what is no normal number of fp32 on the way
+  };
+
+  // How far a kernel may be, absolute, from the value of a step before it rounds it.
+  struct Reach {
+    double most = 0, usual = 0;
+  };
+
+  // The sizes of a call that say how far a right kernel is off before it rounds.
+  struct Sizes {
+    double terms = 0;     // products summed per element, width of a norm, keys of an attention
+    double head_dim = 0;  // of an attention
+    double scores = 0;    // of an attention: the largest sum |q k| / sqrt(head_dim)
+    double pair = 1.5;    // of a rope: (|x1| + |x2|) / r of what one element is turned from
+  };
+  // The error of a right kernel before it rounds, in units of 2^-24 of the result.
+  struct RightKernel {
+    double usual = 0, most = 0;
+  };
+
   OpKind kind;
   // The chains that are tried where none is declared, the strictest first, and those that besides
   // can be declared. Null: fused alone.
@@ -60,6 +72,18 @@ struct JudgedOp {
   // Its results are products of two stored numbers times a number of the row (turning_chance).
   bool scales_products = false;
   bool is_calibrated = true;  // lockstep calibrate learns limits for it
+  // Two statements about right kernels that the budgets above are held against, and so no parts of
+  // them: the error before the rounding (selftest/detection.h), and one standard deviation of what
+  // two right kernels of the same inputs differ by, for so many terms, in units of 2^-24: of each
+  // element where it is in proportion to that, else of the largest of its row
+  // (diff/same_inputs.h).
+  static RightKernel right_sum(const Sizes& sizes);
+  static double spread_of_sum(double terms);
+  RightKernel (*right_kernel)(const Sizes&) = right_sum;
+  double (*spread)(double terms) = spread_of_sum;
+  bool in_proportion = false;     // the error of each element is in proportion to it
+  bool is_elementwise = false;    // it sums over nothing, or over terms of one sign
+  bool may_lose_weights = false;  // parts of its result may be 0 in fp32: exponentials that vanish
 };
 
 const JudgedOp& judged_op(OpKind kind);

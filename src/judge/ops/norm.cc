@@ -32,12 +32,12 @@ std::vector<RoundingContract> tried(const ContractTraits&) {
   return {fused, hf, unrounded_sum, hf_unrounded_sum};
 }
 
-InnerError inner(const Exact& e, size_t i, DType) {
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
   const double size = u * std::fabs(e.want[i]), shared = squared(scale_deviation(e, i) * size);
   return {scale_bound(e) * size, shared, shared};
 }
 
-Reach reach(const Exact& e, const Step& step, size_t i) {
+JudgedOp::Reach reach(const Exact& e, const Step& step, size_t i) {
   const double size = u * std::fabs(step.value[i]);
   return {scale_bound(e) * size, scale_deviation(e, i) * size};
 }
@@ -49,6 +49,14 @@ double gain(const Exact& e) {
   return 0x1p-21 + most / 2 * u;
 }
 
+// The mean square of a row of that width, and its root.
+JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) {
+  const double root = std::sqrt(sizes.terms);
+  return {0.17 * root + 3, 4 * root + 8};
+}
+
+double spread(double terms) { return walk_of(terms) / 2 + 3; }
+
 }  // namespace
 
 const JudgedOp kJudgedNorm = {.kind = OpKind::norm,
@@ -58,6 +66,10 @@ const JudgedOp kJudgedNorm = {.kind = OpKind::norm,
                               .reach = reach,
                               .gain = gain,
                               .has_shared = true,
-                              .scales_products = true};
+                              .scales_products = true,
+                              .right_kernel = right_kernel,
+                              .spread = spread,
+                              .in_proportion = true,
+                              .is_elementwise = true};
 
 }  // namespace lockstep

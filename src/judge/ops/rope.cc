@@ -31,12 +31,12 @@ bool is_full(const Exact& e) {
 
 bool fits(const Exact& e, const Step& step) { return step.other.size() == e.want.size(); }
 
-InnerError inner(const Exact& e, size_t i, DType) {
-  const InnerError by = inner_of_angle(e, i);
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
+  const JudgedOp::InnerError by = inner_of_angle(e, i);
   return {4 * u * e.magnitude[i] + by.limit, squared(0.85 * u * e.x1c_x2s[i]) + by.variance};
 }
 
-Reach reach(const Exact& e, const Step& step, size_t i) {
+JudgedOp::Reach reach(const Exact& e, const Step& step, size_t i) {
   const double most = (3 * std::fabs(step.value[i]) + 4 * e.angle[i] * step.other[i]) * u;
   return {most, most / 3};
 }
@@ -49,6 +49,11 @@ double step_moves(const Exact& e, const Step& step, size_t i, double moved, DTyp
 
 double gain(const Exact&) { return 0x1p-22; }
 
+// At most 6 of all elements together, whose pairs are 1.5 on average.
+JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) { return {1.2, 4 * sizes.pair}; }
+
+double spread(double) { return 8; }
+
 }  // namespace
 
 const JudgedOp kJudgedRope = {.kind = OpKind::rope,
@@ -60,6 +65,9 @@ const JudgedOp kJudgedRope = {.kind = OpKind::rope,
                               .reach = reach,
                               .step_moves = step_moves,
                               .gain = gain,
-                              .one_table = true};
+                              .one_table = true,
+                              .right_kernel = right_kernel,
+                              .spread = spread,
+                              .is_elementwise = true};
 
 }  // namespace lockstep

@@ -14,19 +14,23 @@ std::vector<RoundingContract> tried(const ContractTraits&) { return {fused, hf};
 
 bool is_full(const Exact& e) { return e.factor.size() == e.want.size(); }
 
-InnerError inner(const Exact& e, size_t i, DType) {
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
   const double size = u * std::fabs(e.want[i]);
   const double underflow = 88 * kLeastNormal * std::fabs(e.factor[i]);
   return {16 * size + underflow, squared(3 * size) + squared(underflow), 0, underflow};
 }
 
-Reach reach(const Exact&, const Step& step, size_t i) {
+JudgedOp::Reach reach(const Exact&, const Step& step, size_t i) {
   const double size = u * std::fabs(step.value[i]);
   return {16 * size, 3 * size};
 }
 
 // An exponential that is off by a few ulp.
 double gain(const Exact&) { return 0x1p-21; }
+
+JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes&) { return {3, 16}; }
+
+double spread(double) { return 8; }
 
 }  // namespace
 
@@ -36,6 +40,11 @@ const JudgedOp kJudgedSiluMul = {.kind = OpKind::silu_mul,
                                  .inner = inner,
                                  .reach = reach,
                                  .gain = gain,
-                                 .has_underflow = true};
+                                 .has_underflow = true,
+                                 .right_kernel = right_kernel,
+                                 .spread = spread,
+                                 .in_proportion = true,
+                                 .is_elementwise = true,
+                                 .may_lose_weights = true};
 
 }  // namespace lockstep

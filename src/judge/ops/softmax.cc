@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-InnerError inner(const Exact& e, size_t i, DType) {
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
   const double size = u * std::fabs(e.want[i]);
   const double walk = std::sqrt(e.terms);
   const double shared = squared((3 + 0.3 * (e.magnitude[i] + walk)) * size);
@@ -19,6 +19,13 @@ InnerError inner(const Exact& e, size_t i, DType) {
 
 double gain(const Exact&) { return 0x1p-22; }
 
+JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) {
+  const double root = std::sqrt(sizes.terms);
+  return {5 + 0.3 * root, 32 + 8 * root};
+}
+
+double spread(double) { return 8; }
+
 }  // namespace
 
 const JudgedOp kJudgedSoftmax = {.kind = OpKind::softmax,
@@ -26,6 +33,10 @@ const JudgedOp kJudgedSoftmax = {.kind = OpKind::softmax,
                                  .inner = inner,
                                  .gain = gain,
                                  .has_shared = true,
-                                 .has_underflow = true};
+                                 .has_underflow = true,
+                                 .right_kernel = right_kernel,
+                                 .spread = spread,
+                                 .is_elementwise = true,
+                                 .may_lose_weights = true};
 
 }  // namespace lockstep

@@ -104,9 +104,9 @@ void write_band(Html& html, const Result& result, const PageTop& top) {
 // Green for identical and noise, red for different, grey where it cannot be told: the colours of a
 // judged run.
 void write_band(Html& html, const DiffResult& result) {
-  const bool alike =
-      result.verdict == DiffVerdict::identical || result.verdict == DiffVerdict::noise;
-  const bool different = result.verdict == DiffVerdict::different;
+  const bool alike = result.verdict == DiffResult::Verdict::identical ||
+                     result.verdict == DiffResult::Verdict::noise;
+  const bool different = result.verdict == DiffResult::Verdict::different;
   const auto band =
       html.open("header", {{"class", fmt::format("band {}", alike       ? "clean"
                                                             : different ? "different"

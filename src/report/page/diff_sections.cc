@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-bool is_first(const std::optional<DiffNode>& first, const Place& place) {
+bool is_first(const std::optional<DiffResult::Node>& first, const Place& place) {
   return first && first->id.place == place;
 }
 
@@ -49,29 +49,29 @@ void write_map(Html& html, const DiffResult& result) {
                   "One cell an op: = equal bits in both traces, a number: so many ulps apart on "
                   "average, # other bits and no numbers that say how far, x other choices, ! "
                   "not finite in one only, or another shape.");
-  std::vector<MapCell> cells;
+  PlaceMap map;
   // Where noise explains every difference, the first of other bits is framed.
-  const std::optional<DiffNode>& first = result.first_kind ? result.first_kind : result.first_bits;
+  const std::optional<DiffResult::Node>& first =
+      result.first_kind ? result.first_kind : result.first_bits;
   for (size_t i = 0; i < result.places.size(); ++i) {
     const DiffPlace& p = result.places[i];
-    cells.push_back({.place = p.place,
-                     .kind = std::string(kind_of(p)),
-                     .glyph = mark_of(p),
-                     .line = line_of(p),
-                     .link = row_id(i),
-                     .first = is_first(first, p.place)});
+    map.cells.push_back({.place = p.place,
+                         .kind = std::string(kind_of(p)),
+                         .glyph = mark_of(p),
+                         .line = line_of(p),
+                         .link = row_id(i),
+                         .first = is_first(first, p.place)});
   }
   const auto of = [&](std::string_view kind) -> size_t {
-    return std::ranges::count(cells, kind, &MapCell::kind);
+    return std::ranges::count(map.cells, kind, &PlaceMap::Cell::kind);
   };
-  std::vector<FilterChoice> choices = {
-      {"f-wrong", "propagated", ">1", "ulp apart or unlike",
-       of("propagated differs") + of("structural differs")},
-      {"f-rounding", "rounding", "<1", "ulp apart", of("rounding")},
-      {"f-bitwise", "bitwise", "=", "equal bits", of("bitwise")},
-      {"f-inconclusive", "inconclusive", "#", "no numbers", of("inconclusive")}};
-  std::erase_if(choices, [](const FilterChoice& c) { return c.cells == 0; });
-  write_place_map(html, cells, choices);
+  map.choices = {{"f-wrong", "propagated", ">1", "ulp apart or unlike",
+                  of("propagated differs") + of("structural differs")},
+                 {"f-rounding", "rounding", "<1", "ulp apart", of("rounding")},
+                 {"f-bitwise", "bitwise", "=", "equal bits", of("bitwise")},
+                 {"f-inconclusive", "inconclusive", "#", "no numbers", of("inconclusive")}};
+  std::erase_if(map.choices, [](const PlaceMap::Choice& c) { return c.cells == 0; });
+  map.write(html);
 }
 
 // Every number of the map once more, as a table: each cell links to its row. What is said in

@@ -14,8 +14,8 @@ namespace {
 constexpr size_t kTallRows = 24;  // layers beyond which cells are less high
 
 // A link, so that the map works without the script.
-void write_cell(Html& html, const std::vector<MapCell>& cells, size_t i) {
-  const MapCell& cell = cells[i];
+void write_cell(Html& html, const std::vector<PlaceMap::Cell>& cells, size_t i) {
+  const PlaceMap::Cell& cell = cells[i];
   html.leaf("a", cell.glyph,
             {{"class", fmt::format("cell {}{}", cell.kind, cell.first ? " first" : "")},
              {"href", "#" + cell.link},
@@ -25,7 +25,8 @@ void write_cell(Html& html, const std::vector<MapCell>& cells, size_t i) {
 }
 
 // Those before or after the layers.
-void write_ends(Html& html, const std::vector<MapCell>& cells, const std::vector<size_t>& numbers) {
+void write_ends(Html& html, const std::vector<PlaceMap::Cell>& cells,
+                const std::vector<size_t>& numbers) {
   if (numbers.empty()) return;
   const auto list = html.open("ul", {{"class", "ends"}});
   for (const size_t i : numbers) {
@@ -36,10 +37,10 @@ void write_ends(Html& html, const std::vector<MapCell>& cells, const std::vector
 }
 
 // The filter is made of radio buttons, so that it works without a program.
-void write_filter(Html& html, const std::vector<FilterChoice>& choices, size_t all) {
+void write_filter(Html& html, const std::vector<PlaceMap::Choice>& choices, size_t all) {
   const auto set = html.open("fieldset", {{"class", "legend"}});
   html.leaf("legend", "show");
-  const auto choice = [&](const FilterChoice& c, bool checked) {
+  const auto choice = [&](const PlaceMap::Choice& c, bool checked) {
     if (checked)
       html.single("input",
                   {{"type", "radio"}, {"name", "filter"}, {"id", c.id}, {"checked", "checked"}});
@@ -51,10 +52,10 @@ void write_filter(Html& html, const std::vector<FilterChoice>& choices, size_t a
     html.text(fmt::format("{} {}", c.label, c.cells));
   };
   choice({.id = "f-all", .label = "all", .cells = all}, true);
-  for (const FilterChoice& c : choices) choice(c, false);
+  for (const PlaceMap::Choice& c : choices) choice(c, false);
 }
 
-void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<int>& layers,
+void write_rows(Html& html, const std::vector<PlaceMap::Cell>& cells, const std::set<int>& layers,
                 const std::set<int>& points) {
   const auto body = html.open("tbody");
   for (const int layer : layers) {
@@ -62,7 +63,7 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
     html.leaf("th", std::to_string(layer), {{"class", "layer"}, {"scope", "row"}});
     for (const int point : points) {
       const auto place = html.open("td");
-      const auto cell = std::ranges::find_if(cells, [&](const MapCell& c) {
+      const auto cell = std::ranges::find_if(cells, [&](const PlaceMap::Cell& c) {
         return c.place.layer == layer && c.place.point->order() == point;
       });
       if (cell != cells.end()) write_cell(html, cells, cell - cells.begin());
@@ -71,15 +72,15 @@ void write_rows(Html& html, const std::vector<MapCell>& cells, const std::set<in
 }
 
 // Layers down, points across; cells shrink where there are many layers.
-void write_layers(Html& html, const std::vector<MapCell>& cells) {
+void write_layers(Html& html, const std::vector<PlaceMap::Cell>& cells) {
   std::set<int> layers, points;
-  for (const MapCell& c : cells)
+  for (const PlaceMap::Cell& c : cells)
     if (c.place.layer >= 0) layers.insert(c.place.layer), points.insert(c.place.point->order());
   if (layers.empty()) return;
   const bool tall = layers.size() > kTallRows;
   const auto table =
       html.open("table", {{"class", "map"}, {"style", tall ? "--cell:15px" : "--cell:21px"}});
-  const bool framed = std::ranges::any_of(cells, &MapCell::first);
+  const bool framed = std::ranges::any_of(cells, &PlaceMap::Cell::first);
   html.leaf("caption",
             fmt::format("Layers from the first at the top, points of a layer in the order of the "
                         "computation. {}Arrow keys go from cell to cell; Enter follows a cell to "
@@ -98,8 +99,8 @@ void write_layers(Html& html, const std::vector<MapCell>& cells) {
 }
 
 // Choices without a cell are not offered. Several verdicts make an op wrong; they share one choice.
-std::vector<FilterChoice> choices_of(const Result& result) {
-  std::vector<FilterChoice> choices;
+std::vector<PlaceMap::Choice> choices_of(const Result& result) {
+  std::vector<PlaceMap::Choice> choices;
   const auto add = [&](const std::string& id, const Mark& mark, size_t cells) {
     if (cells > 0)
       choices.push_back(
@@ -122,8 +123,7 @@ std::vector<FilterChoice> choices_of(const Result& result) {
 }  // namespace
 
 // Places of no layer stand above or below the table, as they are computed before or after.
-void write_place_map(Html& html, const std::vector<MapCell>& cells,
-                     const std::vector<FilterChoice>& choices) {
+void PlaceMap::write(Html& html) const {
   std::vector<size_t> before, after;
   bool layers_seen = false;
   // Cells come in graph order: the first one in a layer parts what is before from what is after.
@@ -146,18 +146,18 @@ void write_map(Html& html, const Result& result) {
                   "One cell an op: all its nodes, over all passes and requests, by the gravest "
                   "of their verdicts.");
   const std::vector<bool> wrong = wrong_places(result);
-  std::vector<MapCell> cells;
+  PlaceMap map{.choices = choices_of(result)};
   for (size_t i = 0; i < result.places.size(); ++i) {
     const PlaceSummary& p = result.places[i];
     const Mark& mark = mark_of(result, p);
-    cells.push_back({.place = p.place,
-                     .kind = std::string(mark.name),
-                     .glyph = std::string(mark.glyph),
-                     .line = line_of(p, mark),
-                     .link = wrong[i] ? part_id(i) : row_id(i),
-                     .first = result.first && result.first->node.place == p.place});
+    map.cells.push_back({.place = p.place,
+                         .kind = std::string(mark.name),
+                         .glyph = std::string(mark.glyph),
+                         .line = line_of(p, mark),
+                         .link = wrong[i] ? part_id(i) : row_id(i),
+                         .first = result.first && result.first->node.place == p.place});
   }
-  write_place_map(html, cells, choices_of(result));
+  map.write(html);
 }
 
 }  // namespace lockstep

@@ -58,24 +58,27 @@ std::string part_id(size_t place);
 // All that is said of a place in one line.
 std::string line_of(const PlaceSummary& place, const Mark& mark);
 
-// One cell of a map of layers x points.
-struct MapCell {
-  Place place;
-  std::string kind;  // the class of its colours
-  std::string glyph;
-  std::string line;  // all that is said of it: its title and its name for who cannot see
-  std::string link;  // id of what tells more
-  bool first = false;
+// A map of layers x points. Draws places by layer and point, those of no layer before and after.
+struct PlaceMap {
+  struct Cell {
+    Place place;
+    std::string kind;  // the class of its colours
+    std::string glyph;
+    std::string line;  // all that is said of it: its title and its name for who cannot see
+    std::string link;  // id of what tells more
+    bool first = false;
+  };
+  // A choice of the filter: a class of cells or a group of them, with the number of cells.
+  struct Choice {
+    std::string id, kind, glyph, label;
+    size_t cells = 0;
+  };
+
+  std::vector<Cell> cells;  // their numbers on the page are those of this order
+  std::vector<Choice> choices;
+
+  void write(Html& html) const;
 };
-// Choices of a filter: a class of cells or a group of them, with the number of cells.
-struct FilterChoice {
-  std::string id, kind, glyph, label;
-  size_t cells = 0;
-};
-// Draws places by layer and point, those of no layer before and after. Cells keep their order as
-// their numbers.
-void write_place_map(Html& html, const std::vector<MapCell>& cells,
-                     const std::vector<FilterChoice>& choices);
 
 // A part of the page with a heading and a sentence on how to read it; it ends with its scope.
 class Part {

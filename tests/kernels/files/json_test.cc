@@ -57,6 +57,31 @@ TEST(Json, AnErrorNamesTheFileAndTheFieldAndWhatWasWanted) {
             "f.json: m is -1, a whole number of at least 0 was wanted: correct it");
 }
 
+// Limits come from other fields of hostile files too.
+TEST(Json, LimitsBelowZeroAndThoseThatNothingFitsAreLimits) {
+  const JsonDocument document =
+      parsed("[-9, -5, 0, 5, 18446744073709551615, -9223372036854775808]");
+  const JsonValue root = document.root();
+  const auto within = [&](size_t i, int64_t least, int64_t most) {
+    return error_of([&] { EXPECT_GE(root[i].whole<int64_t>(least, most), least); });
+  };
+  EXPECT_EQ(within(1, -5, -5), "");
+  EXPECT_EQ(within(5, INT64_MIN, -1), "");
+  EXPECT_EQ(within(0, -8, -1),
+            "f.json: [0] is -9, a whole number from -8 to -1 was wanted: correct it");
+  EXPECT_EQ(within(2, INT64_MIN, -1),
+            "f.json: [2] is 0, a whole number of at most -1 was wanted: correct it");
+  EXPECT_EQ(within(4, -8, -1).substr(0, 38), "f.json: [4] is 18446744073709551615, a");
+  for (size_t i = 0; i < root.size(); ++i) {
+    EXPECT_NE(within(i, 0, -1).find("from 0 to -1, which none is, was wanted"), std::string::npos);
+    EXPECT_NE(within(i, 5, 4).find("from 5 to 4, which none is, was wanted"), std::string::npos);
+    EXPECT_NE(within(i, INT64_MAX, INT64_MIN), "");
+    EXPECT_NE(error_of([&] { root[i].whole<uint64_t>(UINT64_MAX, 1); }), "");
+  }
+  EXPECT_EQ(root[4].whole<uint64_t>(UINT64_MAX), UINT64_MAX);
+  EXPECT_EQ(parsed("-0").root().whole<uint32_t>(0, 0), 0u);
+}
+
 TEST(Json, ALongOrUnprintableValueStaysOneShortLine) {
   const JsonDocument document =
       parsed("{\"a\\nb\": \"" + std::string(100'000, 'x') + "\", \"e\": \"\\u001b[2J\\u0000\"}");
