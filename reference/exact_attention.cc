@@ -1,4 +1,5 @@
-// Queries are taken in blocks, on a device so large that a tensor of scores stays under a bound.
+// Queries are taken in blocks, on a device so large that a tensor of scores stays under a bound, on
+// the CPU so many as make a product of matrices of what else would read all keys for one query.
 // Beside the output each query and head has the sums that its budget needs (sum p|v|, p|v - o|,
 // squares of both, the largest score), and under contracts that round scores or weights what a
 // rounding the other way may do: of each key a chance and an effect, summed up, since no single
@@ -25,9 +26,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "reference/bridge.h"
 #include "reference/rounding.h"
+#include "reference/spread.h"
 #include "src/stats/roundoff.h"
 
 namespace lockstep {
@@ -35,6 +38,8 @@ namespace {
 
 // Elements of the largest tensor that is made for a block of queries on a device: 128 MiB.
 constexpr int64_t kDeviceBlock = 1 << 24;
+// Queries of a block on the CPU.
+constexpr int64_t kTogether = 16;
 
 // One entry per query head: [queries, kv heads, group] and, but for score and overlap, [..,
 // head_dim]. What the contract does not need is undefined.
@@ -95,7 +100,7 @@ at::Tensor by_heads(const at::Tensor& p, const at::Tensor& v, const at::Tensor& 
   return at::cat(heads);
 }
 
-// sum p |v - o|
+// sum p |v - o|, on a device.
 at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
   const at::Tensor apart = (v.unsqueeze(1).unsqueeze(1) - o.unsqueeze(3)).abs_();
   return at::matmul(p.unsqueeze(3), apart).squeeze(3);
@@ -240,52 +245,58 @@ struct KeysWithSizes {
         v_size(v.abs()),
         v_squared(v.square()) {}
   at::Tensor k, v, k_size, v_size, v_squared;
+
+  KeysWithSizes of(KeyRange range) const {
+    KeysWithSizes some = *this;
+    for (at::Tensor* x : {&some.k, &some.v, &some.k_size, &some.v_size, &some.v_squared})
+      *x = x->narrow(1, range.begin, range.end - range.begin);
+    return some;
+  }
 };
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
-Attended attend_one(const at::Tensor& q, const KeysWithSizes& all, KeyRange range,
-                    const AttentionCall& call) {
-  const auto seen = [&](const at::Tensor& x) {
-    return x.narrow(1, range.begin, range.end - range.begin);
-  };
-  const at::Tensor v = seen(all.v);
-  const at::Tensor sizes = at::bmm(q.abs(), seen(all.k_size).transpose(1, 2));
-  const Weights w =
-      weights_of(at::bmm(q, seen(all.k).transpose(1, 2)), sizes, {}, q.size(-1), call);
-  Attended result = attend(w, v, seen(all.v_size), seen(all.v_squared), call.contract);
+Attended attend_one(const at::Tensor& q, const KeysWithSizes& seen, const AttentionCall& call) {
+  const at::Tensor sizes = at::bmm(q.abs(), seen.k_size.transpose(1, 2));
+  const Weights w = weights_of(at::bmm(q, seen.k.transpose(1, 2)), sizes, {}, q.size(-1), call);
+  Attended result = attend(w, seen.v, seen.v_size, seen.v_squared, call.contract);
   result.score = sizes.amax(-1) * scale_of(q);
   result.spread = at::empty_like(result.out);
-  for (int64_t g = 0; g < q.size(1); ++g) {
-    const auto of_head = [g](const at::Tensor& t) { return t.narrow(1, g, 1); };
-    // A head at a time, for |v - o| is as large as V for each.
-    of_head(result.spread).copy_(at::bmm(of_head(w.p), (v - of_head(result.out)).abs_()));
-  }
+  if (q.is_cpu())
+    sum_spread(w.p, seen.v, result.out, result.spread);
+  else
+    result.spread =
+        by_heads(w.p.unsqueeze(2), seen.v, result.out.unsqueeze(2), spread_of).squeeze(2);
   if (rounds_weights(call.contract))
     result.overlap =
-        by_heads(w.p.unsqueeze(2), v, result.weighted_squares.unsqueeze(2), overlap_of).squeeze(2);
+        by_heads(w.p.unsqueeze(2), seen.v, result.weighted_squares.unsqueeze(2), overlap_of)
+            .squeeze(2);
   return result;
 }
 
 // Many queries at once, hidden keys masked: q [queries, ...], hidden [queries, keys]. For K and V
 // that are all finite: a weight of 0 does not hide a NaN. Not so in attend_one, which reads no
 // hidden key.
-Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& hidden, const AttentionCall& call) {
+Attended attend_masked(const at::Tensor& q, const KeysWithSizes& part, const at::Tensor& hidden,
+                       const AttentionCall& call) {
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
-  const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = k.transpose(1, 2);
+  const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = part.k.transpose(1, 2);
   const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
-  const at::Tensor sizes = by_query(at::bmm(queries.abs(), keys.abs()));
+  const at::Tensor sizes = by_query(at::bmm(queries.abs(), part.k_size.transpose(1, 2)));
   Weights w = weights_of(by_query(at::bmm(queries, keys)), sizes, hidden, q.size(-1), call);
   const at::Tensor by_head = w.p;
   for (at::Tensor* x : {&w.p, &w.moved, &w.moved_squares, &w.step, &w.step_squares})
     if (x->defined()) *x = x->flatten(1, 2);
-  Attended result = attend(w, v, v.abs(), v.square(), call.contract);
+  Attended result = attend(w, part.v, part.v_size, part.v_squared, call.contract);
+  if (q.is_cpu()) {
+    result.spread = at::empty_like(result.out);
+    sum_spread(w.p, part.v, result.out, result.spread);
+  }
   Attended shaped;
   shaped.visit(result, [&](at::Tensor& to, const at::Tensor& from) { to = by_query(from); });
   shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q);
-  shaped.spread = by_heads(by_head, v, shaped.out, spread_of);
+  if (!q.is_cpu()) shaped.spread = by_heads(by_head, part.v, shaped.out, spread_of);
   if (rounds_weights(call.contract))
-    shaped.overlap = by_heads(by_head, v, shaped.weighted_squares, overlap_of);
+    shaped.overlap = by_heads(by_head, part.v, shaped.weighted_squares, overlap_of);
   result = {};
   result.visit(shaped, [&](at::Tensor& to, const at::Tensor& from) {
     to = from.dim() == 4 ? from.permute({2, 0, 1, 3}) : from.permute({2, 0, 1});
@@ -293,52 +304,83 @@ Attended attend_masked(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   return result;
 }
 
+// The keys that any of some queries sees, and which of them each does not.
+struct SeenKeys {
+  KeyRange range;
+  at::Tensor hidden;  // [queries, keys]
+};
+SeenKeys seen_by(std::span<const KeyRange> queries, const at::Device& device) {
+  KeyRange range = queries.front();
+  std::vector<int64_t> begins, ends;
+  for (const KeyRange& of : queries) {
+    range = {std::min(range.begin, of.begin), std::max(range.end, of.end)};
+    begins.push_back(of.begin), ends.push_back(of.end);
+  }
+  const auto column = [&](const std::vector<int64_t>& x) {
+    return at::tensor(x).unsqueeze(1).to(device);
+  };
+  const at::Tensor last = column(ends);
+  const at::Tensor key = at::arange(range.begin, range.end, last.options());
+  return {range, (key < column(begins)) | (key >= last)};
+}
+
+// Puts what some queries came to where it belongs: the first of them is query `first`.
+void put_some(const Attended& some, int64_t first, int64_t count, Attended& all) {
+  all.visit(some, [&](at::Tensor& to, const at::Tensor& from) {
+    to.narrow(0, first, count).copy_(from);
+  });
+}
+
 // Takes as many queries at once as a tensor of their scores has room for, and hides the keys that
 // one of them does not see behind a mask. For a device, where launches cost more than arithmetic.
-void attend_in_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const std::vector<KeyRange>& seen, const AttentionCall& call, Attended& all) {
+void attend_on_device(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      std::span<const KeyRange> seen, const AttentionCall& call, Attended& all) {
   const int64_t queries = q.size(0);
   const int64_t group = q.size(2), widest = std::max(q.size(1) * group, group * q.size(3));
   for (int64_t first = 0, count = 0; first < queries; first += count) {
-    const auto from = seen.begin() + first;
+    const std::span from = seen.subspan(first);
     // Keys grow along a prompt: those of the last query that may join bound the block's size.
     const int64_t most = std::min<int64_t>(queries - first, 512);
-    int64_t begin = from->begin, end = 0;
-    for (auto range = from; range != from + most; ++range) {
-      begin = std::min(begin, range->begin);
-      end = std::max(end, range->end);
-    }
-    count = std::clamp<int64_t>(kDeviceBlock / ((end - begin) * widest), 1, most);
-    std::vector<int64_t> begins, ends;
-    for (auto range = from; range != from + count; ++range) {
-      begins.push_back(range->begin);
-      ends.push_back(range->end);
-    }
-    const auto column = [&](const std::vector<int64_t>& x) {
-      return at::tensor(x).unsqueeze(1).to(q.device());
+    const KeyRange widest_range = seen_by(from.first(most), q.device()).range;
+    count = std::clamp<int64_t>(kDeviceBlock / ((widest_range.end - widest_range.begin) * widest),
+                                1, most);
+    const SeenKeys keys = seen_by(from.first(count), q.device());
+    const auto part = [&](const at::Tensor& x) {
+      return x.narrow(1, keys.range.begin, keys.range.end - keys.range.begin);
     };
-    const at::Tensor key = at::arange(begin, end, column(ends).options());
-    const auto part = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
-    const Attended some = attend_masked(q.narrow(0, first, count), part(k), part(v),
-                                        (key < column(begins)) | (key >= column(ends)), call);
-    all.visit(some, [&](at::Tensor& to, const at::Tensor& from) {
-      to.narrow(0, first, count).copy_(from);
-    });
+    put_some(attend_masked(q.narrow(0, first, count), {part(k), part(v)}, keys.hidden, call), first,
+             count, all);
   }
 }
 
-void attend_one_by_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const std::vector<KeyRange>& seen, const AttentionCall& call,
+// On the CPU some queries at once, or one where a hidden key may hold what is no number.
+void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       std::span<const KeyRange> seen, int64_t together, const AttentionCall& call,
                        Attended& all) {
   const double work = 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(1));
   const Threads threads(q.is_cpu() ? work : 0, call.threads);
   const KeysWithSizes keys(k, v);
-  // Each query fills its own rows of the result, in whatever order.
-  at::parallel_for(0, q.size(0), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      all.visit(attend_one(q[t], keys, seen[t], call),
-                [t](at::Tensor& to, const at::Tensor& from) { to[t].copy_(from); });
+  const int64_t queries = q.size(0);
+  // Each block fills its own rows of the result, in whatever order.
+  at::parallel_for(0, (queries + together - 1) / together, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * together; first < std::min(end * together, queries);
+         first += together) {
+      const int64_t count = std::min(together, queries - first);
+      if (count == 1) {
+        all.visit(attend_one(q[first], keys.of(seen[first]), call),
+                  [first](at::Tensor& to, const at::Tensor& from) { to[first].copy_(from); });
+        continue;
+      }
+      const SeenKeys some = seen_by(seen.subspan(first, count), q.device());
+      put_some(attend_masked(q.narrow(0, first, count), keys.of(some.range), some.hidden, call),
+               first, count, all);
+    }
   });
+}
+
+// Contracts under which a block would hold all keys by all dims.
+bool holds_keys_by_dims(RoundingContract contract) {
+  return rounds_weights(contract) || contract == RoundingContract::flash_fp16;
 }
 
 }  // namespace
@@ -363,10 +405,12 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   if (rounds_weights(call.contract)) all.overlap = one_a_head();
   if (has_ties(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
   // The one that hides keys behind a mask would let NaN and Inf through: 0 * Inf is NaN.
-  if (!q.is_cpu() && (k.isfinite().all() & v.isfinite().all()).item<bool>())
-    attend_in_blocks(q, k, v, seen, call, all);
+  const bool finite = (k.isfinite().all() & v.isfinite().all()).item<bool>();
+  if (!q.is_cpu() && finite)
+    attend_on_device(q, k, v, seen, call, all);
   else
-    attend_one_by_one(q, k, v, seen, call, all);
+    attend_in_threads(q, k, v, seen, finite && !holds_keys_by_dims(call.contract) ? kTogether : 1,
+                      call, all);
   Exact result{.contract = call.contract, .want = to_numbers(all.out)};
   std::vector<double> terms;
   for (const KeyRange& range : seen) terms.push_back(static_cast<double>(range.end - range.begin));

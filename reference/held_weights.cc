@@ -1,7 +1,7 @@
 // Weights stay in the file's dtype and are widened to fp64 some rows at a time, inside a product:
 // the whole of a large matrix in fp64 would not fit. On the CPU such a block stays in a cache; on a
 // device it is as large as products need to be fast. The magnitude sum |a||w| is made of the same
-// block while it is there.
+// block while it is there: on the CPU in fp32, rounded up, as it needs few digits.
 #include "reference/held_weights.h"
 
 #include <ATen/Parallel.h>
@@ -19,6 +19,8 @@
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
+#include "reference/few_rows.h"
+#include "reference/magnitudes.h"
 #include "reference/rounding.h"
 
 namespace lockstep {
@@ -30,6 +32,10 @@ constexpr int64_t kBlock = 1 << 17;
 constexpr int64_t kDeviceBlock = 1 << 25;
 // And on the CPU where one product after another is added up, each by all threads: 8 MiB.
 constexpr int64_t kSummedBlock = 1 << 20;
+// Rows of x from which on magnitudes in fp32 are faster than in fp64, though they take more calls.
+constexpr int64_t kManyRows = 16;
+// Rows of x up to which products are read from the weight as it is held, and not widened first.
+constexpr int64_t kFewRows = 8;
 
 // The checkpoint's name of a tensor of that place.
 std::string name_at(const Place& place, const char* part) {
@@ -115,6 +121,11 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   if (magnitude) *magnitude = at::empty_like(y);
   if (tf32) *tf32->halves = at::empty_like(y);
   const at::Tensor x_size = magnitude || tf32 ? x.abs() : at::Tensor();
+  // On the CPU a magnitude of many rows is made in fp32.
+  const bool in_fp32 = magnitude && gpu_ < 0 && x.size(0) >= kManyRows;
+  const at::Tensor x_narrow = in_fp32 ? x.to(at::kFloat) : at::Tensor();
+  const bool few = gpu_ < 0 && wide_ == DType::f64 && x.size(0) <= kFewRows && !tf32;
+  const at::Tensor x_rows = few ? x.contiguous() : x;
   // Widening an element costs about as much as ten multiply-adds.
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
@@ -127,10 +138,22 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
       const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
         to.narrow(1, first, count).copy_(from);
       };
-      const at::Tensor whole = widened(weight.narrow(0, first, count));
+      const at::Tensor held = as_dtype(weight.narrow(0, first, count), run_);
+      if (few) {
+        at::Tensor some_y = y.narrow(1, first, count), some_sizes;
+        if (magnitude) some_sizes = magnitude->narrow(1, first, count);
+        multiply_few_rows(x_rows, as_dtype(held, DType::f32), some_y,
+                          magnitude ? &some_sizes : nullptr);
+        continue;
+      }
+      const at::Tensor whole = as_dtype(held, wide_);
       const at::Tensor block = tf32 ? kTf32.rounded(whole) : whole;
       put(y, at::mm(x, block.t()));
-      if (magnitude) put(*magnitude, at::mm(x_size, block.abs().t()));
+      if (magnitude) {
+        at::Tensor size;
+        if (in_fp32) size = magnitudes_in_fp32(x_narrow, as_dtype(tf32 ? block : held, DType::f32));
+        put(*magnitude, size.defined() ? size : at::mm(x_size, block.abs().t()));
+      }
       if (tf32)
         // An operand that lay halfway between two numbers of tf32 may have gone the other way: x by
         // its spacing with all of |W|, W by its own with all of |x|.

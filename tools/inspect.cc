@@ -7,8 +7,25 @@
 #include "src/report/trace_report.h"
 #include "src/screen/screen.h"
 #include "tools/options.h"
+#include "traces/journal_json.h"
+#include "traces/manifest.h"
 
 namespace lockstep {
+namespace {
+
+// One pass at a time: a trace may be larger than memory.
+void print_journal(TraceReader& trace) {
+  print(json_of({trace.manifest(), trace.complete() ? trace.passes() : -1}, Layout::one_line));
+  int64_t seq = 0;
+  for (int i = 0; i < trace.passes(); ++i) {
+    const Pass pass = trace.read(i, false);
+    print(journal_lines(pass, seq));
+    seq += std::ssize(pass.tensors);
+  }
+  for (const std::string& problem : trace.problems()) fmt::print(stderr, "warning: {}\n", problem);
+}
+
+}  // namespace
 
 int inspect_command(Args args) {
   CLI::App app{
@@ -38,10 +55,16 @@ int inspect_command(Args args) {
                                      "show the rows, page tables, slots and lengths of each pass");
   CLI::Option* provenance =
       app.add_flag("--provenance", options.provenance, "show all that is known of its origin");
+  bool journal = false;
+  CLI::Option* lines =
+      app.add_flag("--journal", journal,
+                   "print every digest as JSON lines: the manifest, and of each pass a line for it "
+                   "and one for each tensor");
   // Each of these is another answer, and two of them on one screen would be none.
   for (CLI::Option* other : {values, npy, passes, provenance}) against->excludes(other);
   for (CLI::Option* other : {values, npy, provenance}) passes->excludes(other);
   for (CLI::Option* other : {values, npy}) provenance->excludes(other);
+  for (CLI::Option* other : {values, npy, against, passes, provenance}) lines->excludes(other);
   add_format_option(app, options.format);
   if (!parse(app, args,
              "  lockstep inspect a.trace\n"
@@ -49,12 +72,18 @@ int inspect_command(Args args) {
              "  lockstep inspect a.trace --points attn.q --layers 2 --positions 17 --values\n"
              "  lockstep inspect a.trace --points attn.q --layers 2 --slice '[16, 3, :8]' --npy "
              "q.npy\n"
-             "  lockstep inspect a.trace --points attn.q --layers 2 --against b.trace\n"))
+             "  lockstep inspect a.trace --points attn.q --layers 2 --against b.trace\n"
+             "  lockstep inspect a.trace --journal | head -3\n"))
     return 0;
+  check(!(journal && (options.selects() || options.format != "table")),
+        "--journal prints all digests as JSON lines: leave selections and --format out");
   check_output({"--npy", options.npy}, {{"TRACE", options.path}});
   options.width = screen_of(STDOUT_FILENO).width;
   const std::unique_ptr<TraceReader> trace = open_trace(options.path);
-  put(inspect(*trace, options), {.format = options.format});
+  if (journal)
+    print_journal(*trace);
+  else
+    put(inspect(*trace, options), {.format = options.format});
   return trace->complete() ? 0 : 2;
 }
 

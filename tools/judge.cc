@@ -18,7 +18,7 @@ int judge_command(Args args) {
       "report.\nExit status: 0 clean, 1 diverged, 2 trouble or inconclusive.",
       "lockstep judge"};
   bool fail_fast = false, error_budget = false;
-  std::string path, model, limits, accumulator, pairs;
+  std::string path, model, limits, accumulator, pairs, rows;
   RoundingOptions rounding;
   ObserveOptions observe;
   ReportOptions report;
@@ -29,8 +29,7 @@ int judge_command(Args args) {
   add_rounding_options(app, rounding);
   add_accumulator_option(app, accumulator);
   add_rope_pairs_option(app, pairs);
-  add_fail_fast_option(app, fail_fast);
-  add_error_budget_option(app, error_budget);
+  add_judging_options(app, fail_fast, error_budget, rows);
   add_result_options(app, report);
   if (!parse(app, args,
              "  lockstep judge once.trace --model Qwen3-0.6B\n"
@@ -40,6 +39,7 @@ int judge_command(Args args) {
     return 0;
   check_outputs(report, {{"TRACE", path}, {"--model", model}, {"--limits", limits}});
   JudgeOptions options{.selection = observe.selection(),
+                       .rows = rows_to_judge(rows, error_budget ? "--error-budget" : ""),
                        .limits = limits_of(limits),
                        .accumulator = accumulator_of(accumulator),
                        .fail_fast = fail_fast,
@@ -50,8 +50,9 @@ int judge_command(Args args) {
   // A verdict on a part of the trace, or under a contract that it does not declare, is none on the
   // trace, and one that could not be given takes the place of none: a run that kept digests alone
   // was judged as it ran.
-  const bool whole = options.selection.is_everything() && !options.fail_fast &&
-                     rounding.asks_for_nothing() && accumulator.empty() && pairs.empty();
+  const bool whole = options.selection.is_everything() && options.rows.all() &&
+                     !options.fail_fast && rounding.asks_for_nothing() && accumulator.empty() &&
+                     pairs.empty();
   const bool kept =
       whole && result.verdict != RunVerdict::inconclusive && keep_result(path, result);
   put(document_of(result, {.trace = path, .kept = kept}, report.detail), report);

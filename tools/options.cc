@@ -227,11 +227,11 @@ void add_observe_options(CLI::App& app, ObserveOptions& options) {
   const CLI::Option* keep =
       add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
                  "what a trace keeps: digests, and the tensors of what is wrong or all (" +
-                     options.keep + "; .jsonl: digest)");
+                     options.keep + "; .journal: digest)");
   add_selection_options(app, options);
   app.parse_complete_callback([&options, keep] {
     // A journal alone has no tensors.
-    if (keep->count() == 0 && options.trace.ends_with(".jsonl")) options.keep = "digest";
+    if (keep->count() == 0 && options.trace.ends_with(".journal")) options.keep = "digest";
   });
   app.add_option("--record-before", options.record_before,
                  "before an op of these points is launched, have its inputs on the disk, in "
@@ -294,13 +294,13 @@ CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats) {
                    "them and by other threads, and say of each op what its bits depend on");
 }
 
-void add_fail_fast_option(CLI::App& app, bool& fail_fast) {
+void add_judging_options(CLI::App& app, bool& fail_fast, bool& error_budget, std::string& rows) {
   begin_group(app, "Judge");
   app.add_flag("--fail-fast", fail_fast, "stop after the first pass with a finding");
-}
-
-void add_error_budget_option(CLI::App& app, bool& error_budget) {
-  begin_group(app, "Judge");
+  app.add_option("--judge-rows", rows,
+                 "judge that many rows of a node, drawn by a seed (0), and say how likely a bug "
+                 "shows in them; no model is computed beside the engine then (all rows)")
+      ->type_name("N[:SEED]");
   app.add_flag("--error-budget", error_budget,
                "share out the error of the logits: how much of it each op's own error causes "
                "(keeps every tensor in memory)");

@@ -48,11 +48,8 @@ void add_accumulator_option(CLI::App& app, std::string& accumulator);
 // --rope-pairs: instead of what the trace says; "" for that.
 void add_rope_pairs_option(CLI::App& app, std::string& pairs);
 
-// --fail-fast: see JudgeOptions.
-void add_fail_fast_option(CLI::App& app, bool& fail_fast);
-
-// --error-budget: see JudgeOptions.
-void add_error_budget_option(CLI::App& app, bool& error_budget);
+// --fail-fast and --error-budget, see JudgeOptions, and --judge-rows, a text for rows_to_judge.
+void add_judging_options(CLI::App& app, bool& fail_fast, bool& error_budget, std::string& rows);
 
 // --determinism: how often the same is served; 0: not asked for.
 CLI::Option* add_determinism_option(CLI::App& app, int64_t& repeats);

@@ -70,8 +70,7 @@ int run_command(Args args) {
   add_model_options(app, options.model);
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
-  add_fail_fast_option(app, options.fail_fast);
-  add_error_budget_option(app, options.error_budget);
+  add_judging_options(app, options.fail_fast, options.error_budget, options.judge_rows);
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "
@@ -84,8 +83,8 @@ int run_command(Args args) {
   // These are about a judgement beside the reference, which --modes and --determinism do without.
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
-        "--confirm", "--fail-fast", "--error-budget", "--limits", "--schema", "--rounding",
-        "--accumulator"})
+        "--confirm", "--fail-fast", "--error-budget", "--judge-rows", "--limits", "--schema",
+        "--rounding", "--accumulator"})
     for (CLI::Option* alone : {modes, determinism}) alone->excludes(app.get_option(of_reference));
   add_rank_options(app, options);
   add_result_options(app, options.report);

@@ -259,6 +259,14 @@ bool is_shape(std::span<const int64_t> extents) {
   return true;
 }
 
+void check_has_digests(const Pass& pass) {
+  for (const RecordedTensor& tensor : pass.tensors)
+    check(tensor.digest.count == tensor.shape.count(),
+          "pass {} has a tensor {} without its digest: a trace is written from a recorder that "
+          "makes digests",
+          pass.info.pass, tensor.point->name);
+}
+
 bool RowBudget::take(int64_t rows) {
   left_ -= rows;
   return left_ >= 0;

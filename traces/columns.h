@@ -89,6 +89,8 @@ struct RowRun {
   void append_to(std::vector<Row>& rows) const;
 };
 std::vector<RowRun> runs_of(std::span<const Row> rows);
+// Throws Error when a tensor has none.
+void check_has_digests(const Pass& pass);
 // Whether those are extents of 0 and more whose bytes can be counted.
 bool is_shape(std::span<const int64_t> extents);
 
@@ -98,6 +100,7 @@ inline constexpr const char* kTooManyRows =
 class RowBudget {
  public:
   explicit RowBudget(int64_t bytes_of_file) : left_(kRowsPerByte * bytes_of_file) {}
+  void add(int64_t bytes) { left_ += kRowsPerByte * bytes; }  // of the file
   bool take(int64_t rows);  // false when they are more than any file of that size has
 
  private:

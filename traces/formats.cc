@@ -18,14 +18,14 @@ struct Format {
 
 bool is_folder(const std::string& path) { return fs::is_directory(path); }
 bool is_h5(const std::string& path) { return path.ends_with(".h5"); }
-bool is_jsonl(const std::string& path) { return path.ends_with(".jsonl"); }
+bool is_journal_file(const std::string& path) { return path.ends_with(".journal"); }
 
 // The trace formats; the first whose `is` says so opens a path. To add one: write its reader (and
 // writer) in a file here, add a row, and describe it in README.md.
 constexpr Format kFormats[] = {
     {".trace", is_folder, create_folder, open_folder},
     {".h5", is_h5, create_single_file, open_single_file},
-    {".jsonl", is_jsonl, create_journal, open_journal},
+    {".journal", is_journal_file, create_journal, open_journal},
 };
 
 std::string extensions() {

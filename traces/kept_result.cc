@@ -1,21 +1,17 @@
-// A judgement kept in its trace: behind the end of a single file, as the last line of a journal, or
-// beside the segments of a folder. It has a head with its length and hash, is written over the one
-// before, and is never covered by the trace's own seal: a trace may be judged again without
+// A judgement kept in its trace: behind the end of a single file, as the last record of a journal,
+// or beside the segments of a folder. It has a head with its length and hash, is written over the
+// one before, and is never covered by the trace's own seal: a trace may be judged again without
 // becoming another trace.
 #include "traces/kept_result.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
 #include "kernels/files/text.h"
 #include "probes/digest.h"
+#include "traces/journal_reader.h"
 #include "traces/seal.h"
 
 namespace lockstep {
@@ -26,36 +22,11 @@ constexpr size_t kMostResult = size_t{1} << 30;  // bytes
 constexpr const char* kHead = "lockstep result: {:016x} bytes, xxh3 {:016x}\n";
 constexpr const char* kResultScan = "lockstep result: %16lx bytes, xxh3 %16lx\n";
 
-bool is_journal(const std::string& path) { return path.ends_with(".jsonl"); }
+bool is_journal(const std::string& path) { return path.ends_with(".journal"); }
 
 std::string file_in(const std::string& folder) { return folder + "/result.json"; }
 
-// Bytes `begin` to `end` of a file.
-std::string part_of(const InputFile& file, const std::string& path, size_t begin, size_t end) {
-  std::string text(end - begin, '\0');
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t got = ::pread(file.descriptor(), text.data() + at, text.size() - at, begin + at);
-    if (got < 0 && errno == EINTR) continue;
-    check(got > 0, "{}: cannot be read to its end", path);
-    at += got;
-  }
-  return text;
-}
-
-// Where the last line of a file begins, be it whole or cut. From the end, block by block: a journal
-// may be larger than memory.
-size_t last_line_of(const InputFile& file, const std::string& path) {
-  constexpr size_t kBlock = size_t{1} << 16;
-  for (size_t end = file.size() > 0 ? file.size() - 1 : 0; end > 0;) {
-    const size_t begin = end - std::min(end, kBlock);
-    const size_t line = part_of(file, path, begin, end).rfind('\n');
-    if (line != std::string::npos) return begin + line + 1;
-    end = begin;
-  }
-  return 0;
-}
-
-// Where the trace in a single file ends, and what follows it.
+// Where the trace in an HDF5 file ends, and what follows it.
 struct Rest {
   size_t begin = 0;
   std::string text;
@@ -64,17 +35,17 @@ struct Rest {
 // judging a trace does not change it.
 Rest rest_of(const std::string& path) {
   const InputFile file(path);
-  if (!is_journal(path)) {
-    const size_t begin = sealed_bytes(path);
-    check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
-          path);
-    return {begin, part_of(file, path, begin, file.size())};
-  }
-  const size_t begin = last_line_of(file, path);
-  std::string line = part_of(file, path, begin, file.size());
-  if (begins_result(line, kResultLine)) return {begin, std::move(line)};
-  check(line.ends_with('\n'), "{}: its last line was cut: it can keep no result", path);
-  return {file.size(), ""};
+  const size_t begin = sealed_bytes(path);
+  check(begin <= file.size() && file.size() - begin < kMostResult, "{}: it was cut or changed",
+        path);
+  return {begin, file_part(file, path, begin, file.size() - begin)};
+}
+
+void write_behind_journal(const std::string& path, const std::string& json) {
+  const JournalReader journal(path);
+  check(journal.problem().empty(), "{}", journal.problem());
+  check(journal.saved().ended(), "{}: its run did not end: it can keep no result", path);
+  replace_end(path, journal.end(), journal_record(JournalKind::result, json, journal.checksum()));
 }
 
 std::string sealed(const std::string& json) {
@@ -91,16 +62,6 @@ std::string unsealed(const std::string& text) {
   return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
 }
 
-// The JSON is parsed and written anew, since a line must have no line break in it.
-std::string line_of(const std::string& json) {
-  return std::string(kResultLine) + nlohmann::ordered_json::parse(json).dump() + "}\n";
-}
-
-std::string in_line(const std::string& line) {
-  if (!line.starts_with(kResultLine) || !line.ends_with("}\n")) return "";
-  return line.substr(kResultLine.size(), line.size() - kResultLine.size() - 2);
-}
-
 }  // namespace
 
 bool can_keep_result(const std::string& path) {
@@ -109,15 +70,15 @@ bool can_keep_result(const std::string& path) {
 
 void write_kept_result(const std::string& path, const std::string& json) {
   if (std::filesystem::is_directory(path)) return replace_file(file_in(path), json, Durable::yes);
-  replace_end(path, rest_of(path).begin, is_journal(path) ? line_of(json) : sealed(json));
+  if (is_journal(path)) return write_behind_journal(path, json);
+  replace_end(path, rest_of(path).begin, sealed(json));
 }
 
 std::string read_kept_result(const std::string& path) {
   if (std::filesystem::is_directory(path))
     return std::filesystem::exists(file_in(path)) ? read_text(file_in(path), kMostResult) : "";
   if (!can_keep_result(path)) return "";
-  const std::string text = rest_of(path).text;
-  return is_journal(path) ? in_line(text) : unsealed(text);
+  return is_journal(path) ? JournalReader(path).result() : unsealed(rest_of(path).text);
 }
 
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 //
 //   X.trace   the file result.json in the folder
 //   X.h5      behind what is sealed: a line with its size and xxh3, then the JSON
-//   X.jsonl   a last line of kind "result"
+//   X.journal a last record of kind "result"
 //
 // No byte of the trace itself changes by it, so that its hashes and its seal stay what they were.
 #pragma once
@@ -12,13 +12,12 @@
 
 namespace lockstep {
 
-// Marks that begin a kept result behind the end of a single file. A part of one may be all there
-// is, when writing was cut off: then the trace is whole and keeps none.
+// Begins a kept result behind the end of an HDF5 file. A part of one may be all there is, when
+// writing was cut off: then the trace is whole and keeps none.
 inline constexpr std::string_view kResultInFile = "lockstep result: ";
-inline constexpr std::string_view kResultLine = R"({"kind":"result","result":)";
 // Whether what follows the end of a trace is a kept result, or a part of one.
-constexpr bool begins_result(std::string_view rest, std::string_view mark) {
-  return rest.substr(0, mark.size()) == mark.substr(0, rest.size());
+constexpr bool begins_result(std::string_view rest) {
+  return rest.substr(0, kResultInFile.size()) == kResultInFile.substr(0, rest.size());
 }
 
 // Whether a result can be kept in the trace at `path`: a file of another program stays as it is.

@@ -125,8 +125,9 @@ RoundingContract contract_from(const std::string& name) {
 void check_format(const std::string& format, const std::string& version, const std::string& file) {
   check(format == kFormat, "{}: a trace of format '{}' was wanted, it says it is '{}'", file,
         kFormat, format);
-  // Version 2.0 differs in where some columns of the index lie (segment.cc), and is read too.
-  check(version == kFormatVersion || version == "2.0",
+  // Version 2.0 differs in where some columns of the index lie (segment.cc), 2.1 in its journal,
+  // and both are read too.
+  check(version == kFormatVersion || version == "2.1" || version == "2.0",
         "{}: a trace of format version {} was wanted, found {}: read it with the version that "
         "wrote it, or write it anew",
         file, kFormatVersion, version);

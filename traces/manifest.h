@@ -12,7 +12,7 @@
 namespace lockstep {
 
 inline constexpr const char* kFormat = "lockstep";
-inline constexpr const char* kFormatVersion = "2.1";
+inline constexpr const char* kFormatVersion = "2.2";
 inline constexpr size_t kMostManifest = size_t{1} << 28;  // bytes: long prompts by the thousand
 
 // A manifest with what only the end of a run tells.

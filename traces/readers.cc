@@ -1,6 +1,6 @@
-// A folder is read from its segments, and where one is missing or damaged from the journal, as
-// digests. Passes of one run alone are taken: a segment of another run in the same place is told by
-// its run_id.
+// A folder is read from its segments, and what these lack (all passes of which no tensor was kept,
+// and those of a segment that is missing or damaged) from the journal, as digests. Passes of one
+// run alone are taken: a segment of another run in the same place is told by its run_id.
 #include "traces/readers.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "kernels/base/check.h"
 #include "kernels/files/text.h"
 #include "traces/bare_file.h"
-#include "traces/journal.h"
+#include "traces/journal_reader.h"
 #include "traces/place_reader.h"
 #include "traces/seal.h"
 #include "traces/segment.h"
@@ -42,7 +42,8 @@ class SavedTrace final : public TraceReader, public PlaceReader {
   Pass read_places(int i, const WantedPlaces& wanted) override {
     check(i >= 0 && i < passes(), "{}: pass {} was wanted of {}", path_, i, passes());
     const Source& source = std::next(sources_.begin(), i)->second;
-    return source.segment ? source.segment->read(source.index, wanted) : journal_[source.index];
+    return source.segment ? source.segment->read(source.index, wanted)
+                          : journal_->read(source.index);
   }
 
   void problem(std::string sentence) {
@@ -64,17 +65,17 @@ class SavedTrace final : public TraceReader, public PlaceReader {
     }
   }
 
-  // Takes the passes that no segment has, and returns their numbers. Throws Error on a pass that is
-  // there twice.
-  std::vector<int32_t> add(std::vector<Pass> journal) {
+  // Takes the passes that no segment has, and returns the numbers of those of which tensors were
+  // kept. Throws Error on a pass that is there twice.
+  std::vector<int32_t> add(std::unique_ptr<JournalReader> journal) {
     journal_ = std::move(journal);
     std::vector<int32_t> taken;
     std::set<int32_t> numbers;
-    for (size_t i = 0; i < journal_.size(); ++i) {
-      const int32_t number = journal_[i].info.pass;
+    for (size_t i = 0; i < journal_->passes().size(); ++i) {
+      const auto& [number, kept, block, begin, end] = journal_->passes()[i];
       check(numbers.insert(number).second, "{}: pass {} is there twice in its journal", path_,
             number);
-      if (sources_.try_emplace(number, Source{nullptr, i}).second) taken.push_back(number);
+      if (sources_.try_emplace(number, Source{nullptr, i}).second && kept) taken.push_back(number);
     }
     return taken;
   }
@@ -92,7 +93,7 @@ class SavedTrace final : public TraceReader, public PlaceReader {
   bool complete_ = true;
   std::vector<std::string> problems_;
   std::deque<SegmentReader> segments_;  // a deque leaves its elements where they are
-  std::vector<Pass> journal_;
+  std::unique_ptr<JournalReader> journal_;
   std::map<int32_t, Source> sources_;  // by number of the pass
 };
 
@@ -154,15 +155,21 @@ void add_segments(const std::string& folder, SavedTrace& trace) {
   }
 }
 
-// Fills the holes from the journal and says what is only a digest now.
-void add_journal(const std::string& path, SavedTrace& trace) {
+// Takes what no segment has from the journal, and says what of that is only a digest now.
+void add_journal(const std::string& folder, SavedTrace& trace) {
   try {
-    Journal journal = read_journal(path);
-    check(run_id_of(journal.saved.manifest) == run_id_of(trace.manifest()),
+    const std::string path = journal_in(folder), old = folder + "/journal.jsonl";
+    check(std::filesystem::exists(path) || !std::filesystem::exists(old),
+          "{}: a journal of JSON lines is not read any more: read it with the version that wrote "
+          "it, or write it anew",
+          old);
+    auto journal = std::make_unique<JournalReader>(path);
+    const SavedManifest& saved = journal->saved();
+    check(run_id_of(saved.manifest) == run_id_of(trace.manifest()),
           "{}: it belongs to another run than its folder's manifest", path);
-    if (journal.saved.ended()) trace.set_requests(journal.saved.manifest.requests);
-    if (!journal.problem.empty()) trace.problem(journal.problem);
-    const std::vector<int32_t> taken = trace.add(std::move(journal.passes));
+    if (saved.ended()) trace.set_requests(saved.manifest.requests);
+    if (!journal->problem().empty()) trace.problem(journal->problem());
+    const std::vector<int32_t> taken = trace.add(std::move(journal));
     if (!taken.empty())
       trace.problem(fmt::format(
           "the segment of passes {} was never closed or is damaged: their tensors are lost, their "
@@ -216,9 +223,9 @@ std::unique_ptr<TraceReader> open_folder(const std::string& path) {
   const SavedManifest saved = manifest_from(read_text(file, kMostManifest), file);
   auto trace = std::make_unique<SavedTrace>(saved.manifest, path);
   add_segments(path, *trace);
-  // The journal is large: it is read only when something is missing.
+  // The journal is read when no segment has all of the passes.
   if (!saved.ended() || !trace->complete() || trace->passes() != saved.passes)
-    add_journal(path + "/journal.jsonl", *trace);
+    add_journal(path, *trace);
   check_whole(saved, path, *trace);
   return trace;
 }
@@ -235,11 +242,12 @@ std::unique_ptr<TraceReader> open_single_file(const std::string& path) {
 }
 
 std::unique_ptr<TraceReader> open_journal(const std::string& path) {
-  Journal journal = read_journal(path);
-  auto trace = std::make_unique<SavedTrace>(journal.saved.manifest, path);
-  if (!journal.problem.empty()) trace->problem(journal.problem);
-  trace->add(std::move(journal.passes));
-  check_whole(journal.saved, path, *trace);
+  auto journal = std::make_unique<JournalReader>(path);
+  const SavedManifest saved = journal->saved();
+  auto trace = std::make_unique<SavedTrace>(saved.manifest, path);
+  if (!journal->problem().empty()) trace->problem(journal->problem());
+  trace->add(std::move(journal));
+  check_whole(saved, path, *trace);
   return trace;
 }
 

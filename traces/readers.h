@@ -8,8 +8,9 @@
 
 namespace lockstep {
 
-// A folder of segments (writers.h). Passes whose segment is missing or damaged come from the
-// journal, as digests, and `problems` says so. Throws Error when not even a manifest can be read.
+// A folder of a journal and segments (writers.h). Passes that no segment has come from the journal,
+// as digests; `problems` names those of which tensors were kept. Throws Error when not even a
+// manifest can be read.
 std::unique_ptr<TraceReader> open_folder(const std::string& path);
 // One of another program's may be without a seal, or bare (bare_file.h).
 std::unique_ptr<TraceReader> open_single_file(const std::string& path);

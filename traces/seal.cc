@@ -54,7 +54,7 @@ Seal seal_of(const InputFile& file, const std::string& path) {
 bool only_a_result_follows(const InputFile& file, const Seal& seal) {
   std::string rest(kResultInFile.size(), '\0');
   const ssize_t got = ::pread(file.descriptor(), rest.data(), rest.size(), seal.size);
-  return got >= 0 && begins_result(std::string_view(rest).substr(0, got), kResultInFile);
+  return got >= 0 && begins_result(std::string_view(rest).substr(0, got));
 }
 
 // Writes it to the front of a file.

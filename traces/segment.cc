@@ -174,12 +174,8 @@ SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
 }
 
 void SegmentWriter::add(const Pass& pass) {
+  check_has_digests(pass);
   for (const RecordedTensor& tensor : pass.tensors) {
-    check(
-        tensor.digest.count == tensor.shape.count(),
-        "pass {} has a tensor {} without its digest: a trace is written from a recorder that makes "
-        "digests",
-        pass.info.pass, tensor.point->name);
     const TensorView& data = tensor.data;
     if (data.empty()) continue;
     file_.write_tensor(path_of(pass.info.pass, tensor), data);

@@ -19,12 +19,13 @@ class SegmentWriter {
 
   // Throws Error when a tensor has no digest.
   void add(const Pass& pass);
+  // The number of the next tensor, where the trace has others elsewhere before it.
+  void set_seq(int64_t seq) { seq_ = seq; }
   // Writes columns and attributes, `complete` last, and closes. Requests as they are known by then.
   void finish(const Manifest& manifest);
 
   size_t passes() const { return columns_.passes(); }
   int64_t bytes() const { return bytes_; }  // of tensors
-  int64_t seq() const { return seq_; }      // of the next tensor
 
  private:
   Hdf5File file_;

@@ -4,7 +4,7 @@
 // another program or on another machine. Three layers, each of which can be read alone:
 //
 //     TraceWriter, TraceReader   passes in, passes out: all that the rest of the program knows
-//     formats.cc                 the extension of a path picks one: X.trace, X.h5, X.jsonl, foreign
+//     formats.cc                 the extension of a path picks one: X.trace, X.h5, X.journal
 //     columns, segment, hdf5_*   passes as columns, columns as HDF5 datasets, HDF5's C API
 //
 // A pass holds tensors in full or as digests. A writer never leaves a trace that looks whole and is

@@ -1,12 +1,12 @@
 // The life of a trace that is being written:
 //
 //     X.trace/manifest.json   at once, without the requests' ends; anew at the end
-//     X.trace/journal.jsonl   each pass as digests, before its tensors
-//     X.trace/seg-000000.h5   the tensors of some passes, published when the segment is closed
+//     X.trace/run.journal     each pass as digests, before its tensors
+//     X.trace/seg-000000.h5   passes of which tensors are kept, published when it is closed
 //     X.h5                    written in one piece from such a folder, X.h5.part, when the run ends
 //
-// After a kill everything up to the last closed segment is there in full, and digests of what came
-// later are in the journal. After trouble with the disk nothing more is written, because a hole in
+// After a kill everything up to the last closed segment is there in full, and digests of all
+// are in the journal. After trouble with the disk nothing more is written, because a hole in
 // the middle would look whole.
 #include "traces/writers.h"
 
@@ -19,7 +19,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/files/disk.h"
-#include "traces/journal.h"
+#include "traces/journal_writer.h"
 #include "traces/manifest.h"
 #include "traces/readers.h"
 #include "traces/segment.h"
@@ -49,14 +49,13 @@ class JournalWriter final : public TraceWriter {
  public:
   JournalWriter(const std::string& path, const Manifest& manifest)
       : manifest_(manifest), journal_(path) {
-    journal_.append(json_of({manifest_}, Layout::one_line));
+    journal_.append(encoder_.begin({manifest_}));
   }
 
   void write(const Pass& pass) override {
     check_order(pass, last_);
-    journal_.append(journal_lines(pass, seq_));
+    journal_.append(encoder_.pass(pass));
     last_ = pass.info.pass;
-    seq_ += std::ssize(pass.tensors);
     ++passes_;
   }
 
@@ -66,14 +65,15 @@ class JournalWriter final : public TraceWriter {
 
   void finish(const std::vector<RequestInfo>& requests) override {
     manifest_.requests = requests;
-    journal_.append(json_of({manifest_, passes_}, Layout::one_line));
+    journal_.append(encoder_.end({manifest_, passes_}));
     journal_.sync();
   }
 
  private:
   Manifest manifest_;
   AppendFile journal_;
-  int64_t last_ = -1, seq_ = 0, passes_ = 0;
+  JournalEncoder encoder_;
+  int64_t last_ = -1, passes_ = 0;
 };
 
 class FolderWriter final : public TraceWriter {
@@ -87,7 +87,7 @@ class FolderWriter final : public TraceWriter {
           folder, error.message());
     try {
       replace_file(manifest_path(), json_of({manifest_}, Layout::pretty), Durable::yes);
-      journal_.emplace(folder_ + "/journal.jsonl", manifest_);
+      journal_.emplace(journal_in(folder_), manifest_);
     } catch (const Error&) {  // nothing is lost with a folder that holds no pass yet
       std::filesystem::remove_all(folder_, error);
       throw;
@@ -105,16 +105,12 @@ class FolderWriter final : public TraceWriter {
 
   void write(const Pass& pass) override {
     guarded([&] {
-      // First the lines, so that there is no tensor without its digest in the journal.
+      // First the digests, so that there is no tensor without its own in the journal.
       journal_->write(pass);
-      if (!segment_) {
-        part_.emplace(segment_path());
-        segment_.emplace(part_->name(), seq_);
-      }
-      segment_->add(pass);
-      seq_ = segment_->seq();
+      if (keeps_tensors(pass)) add_to_segment(pass);
+      seq_ += std::ssize(pass.tensors);
       ++passes_;
-      if (segment_->passes() >= kSegmentPasses || segment_->bytes() >= kSegmentBytes)
+      if (segment_ && (segment_->passes() >= kSegmentPasses || segment_->bytes() >= kSegmentBytes))
         close_segment();
     });
   }
@@ -136,6 +132,15 @@ class FolderWriter final : public TraceWriter {
  private:
   std::string manifest_path() const { return folder_ + "/manifest.json"; }
   std::string segment_path() const { return fmt::format("{}/seg-{:06}.h5", folder_, segments_); }
+
+  void add_to_segment(const Pass& pass) {
+    if (!segment_) {
+      part_.emplace(segment_path());
+      segment_.emplace(part_->name(), seq_);
+    }
+    segment_->set_seq(seq_);
+    segment_->add(pass);
+  }
 
   void close_segment() {
     segment_->finish(manifest_);

@@ -12,12 +12,12 @@
 namespace lockstep {
 namespace {
 
-using Numbers = std::map<int32_t, int32_t>;  // of b -> of a
+using Numbering = std::map<int32_t, int32_t>;  // of b -> of a
 
 // A trace whose requests have other numbers.
 class RenamedTrace final : public TraceReader {
  public:
-  RenamedTrace(TraceReader& trace, Numbers numbers)
+  RenamedTrace(TraceReader& trace, Numbering numbers)
       : trace_(trace), numbers_(std::move(numbers)), manifest_(trace.manifest()) {
     for (RequestInfo& request : manifest_.requests) rename(request.id);
   }
@@ -46,7 +46,7 @@ class RenamedTrace final : public TraceReader {
   }
 
   TraceReader& trace_;
-  Numbers numbers_;
+  Numbering numbers_;
   Manifest manifest_;
 };
 
@@ -119,7 +119,7 @@ class Pairs {
     for (const Asked& y : b_) number_rest(y);
   }
 
-  const Numbers& numbers() const { return numbers_; }
+  const Numbering& numbers() const { return numbers_; }
   bool has_partner(const Asked& x) const { return taken_.contains(x.id); }
 
  private:
@@ -180,7 +180,7 @@ class Pairs {
   }
 
   const std::vector<Asked>&a_, &b_;
-  Numbers numbers_;
+  Numbering numbers_;
   std::set<int32_t> taken_;
   bool renumbers_ = false;
 };

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/base/check.h"
+#include "src/judge/budget_loops.h"
 #include "src/judge/ops/errors.h"
 #include "src/stats/mutant.h"
 #include "src/stats/roundoff.h"
@@ -55,13 +56,20 @@ class Filler {
     budget_.gain = op.gain(exact);
     const bool all_steps = op.knows_steps == nullptr || op.knows_steps(exact);
     budget_.misrounds = all_steps ? misrounds_of(dtype) : 1;
+    const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
-      values->reserve(elements.count);
+      values->resize(count);
+    if (op.has_shared) budget_.shared.resize(count);
+    if (op.has_underflow) budget_.underflow.resize(count);
   }
 
   Budget fill() {
-    for (size_t i = elements_.first; i < elements_.first + elements_.count; ++i)
-      put(i, op_.inner(exact_, i, dtype_));
+    op_.inner(exact_, elements_.first, dtype_,
+              {budget_.limit, budget_.variance, budget_.shared, budget_.underflow});
+    if (exact_.steps.empty() && exact_.ties.empty() && dtype_ != DType::f64)
+      put_all();
+    else
+      for (size_t i = 0; i < elements_.count; ++i) put(i);
     if (is_mutant(Mutant::wide_budgets)) widen(20);
     return std::move(budget_);
   }
@@ -76,7 +84,30 @@ class Filler {
     budget_.gain *= factor;
   }
 
-  void put(size_t i, const JudgedOp::InnerError& inner) {
+  // Does as put() for all elements, where nothing is rounded on the way, in loops for vectors.
+  void put_all() {
+    const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
+    add_rounding(want, dtype_, budget_.misrounds, budget_);
+    if (!op_.scales_products) return;
+    for (size_t i = 0; i < want.size(); ++i)
+      budget_.misround[i] = std::min(1.0, turned(want[i], budget_.misround[i]));
+  }
+
+  // The chance of another number by the error before the last rounding, from that of a number that
+  // lies anywhere. What lies near a border is turned more often than that; what lies far from it is
+  // held to no less: how errors spread is not known.
+  double turned(double want, double chance) const {
+    if (chance > kOneBorder) return chance;
+    // Most lie so far from a border that the error function has nothing left there.
+    const double at = std::fabs(want) / ulp(want, dtype_);
+    if (chance > 1e-15 && std::fabs(at - std::floor(at) - 0.5) > 11 * chance) return chance;
+    return std::max(chance, turning_chance(want, chance, dtype_));
+  }
+
+  // The element `at` of those that were asked for; its budget holds what the op adds.
+  void put(size_t at) {
+    const size_t i = elements_.first + at;
+    const JudgedOp::InnerError inner{budget_.limit[at], budget_.variance[at]};
     const double spacing = ulp(exact_.want[i], dtype_);
     double ties = 0, tie_squares = 0, chance = 0;
     bool of_table = false;
@@ -100,20 +131,16 @@ class Filler {
     // The last rounding is of the number that the kernel has by then, which may lie in the next
     // binade.
     const double out = ulp(std::fabs(exact_.want[i]) + inner.limit + ties, dtype_) / 2;
-    budget_.limit.push_back(out + inner.limit + ties);
-    budget_.variance.push_back(of_table ? std::numeric_limits<double>::infinity()
-                                        : spacing * spacing / 12 + inner.variance + tie_squares);
+    budget_.limit[at] = out + inner.limit + ties;
+    budget_.variance[at] = of_table ? std::numeric_limits<double>::infinity()
+                                    : spacing * spacing / 12 + inner.variance + tie_squares;
     // A misround by the op's own arithmetic is bounded by what was measured of kernels
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
-    // After a rounding on the way the product is exact. What lies near a border is turned more
-    // often than that; what lies far from it is held to no less: how errors spread is not known.
-    if (op_.scales_products && exact_.steps.empty() && inside <= kOneBorder)
-      inside = std::max(inside, turning_chance(exact_.want[i], inside, dtype_));
-    budget_.misround.push_back(std::min(1.0, inside + chance));
-    if (op_.has_shared) budget_.shared.push_back(inner.shared);
-    if (op_.has_underflow) budget_.underflow.push_back(inner.underflow);
+    // After a rounding on the way the product is exact.
+    if (op_.scales_products && exact_.steps.empty()) inside = turned(exact_.want[i], inside);
+    budget_.misround[at] = std::min(1.0, inside + chance);
   }
 
   const JudgedOp& op_;

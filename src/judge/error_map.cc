@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "src/judge/row_sample.h"
+
 namespace lockstep {
 
 // From the shape's text: "position, head, dim" has the axes head and dim.
@@ -133,6 +135,17 @@ std::vector<WrongElements::PlacedRow> ErrorMap::rows_of(const SeenNodes& pass, c
   return placed;
 }
 
+std::vector<WrongElements::PlacedRow> ErrorMap::judged_of(const SeenNodes& pass,
+                                                          const NodeRows& node,
+                                                          const Place& place) const {
+  std::vector<WrongElements::PlacedRow> all = rows_of(pass, node, place);
+  if (drawn_.all() || !draws_rows(*place.point)) return all;
+  std::vector<WrongElements::PlacedRow> judged;
+  for (const size_t i : drawn_rows(drawn_, place, pass.pass, node.request, all.size()))
+    judged.push_back(std::move(all[i]));
+  return judged;
+}
+
 // A row of several experts' results becomes one row an expert, so that "expert 17" is a rule of
 // rows.
 void ErrorMap::split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
@@ -190,7 +203,7 @@ std::optional<ShapeRule> ErrorMap::rule_of(const Place& place) const {
     for (const NodeRows& node : seen.is_of_logits(place) ? seen.logits : seen.tokens) {
       const auto at = errors.nodes.find({passes_[p].pass, node.request});
       if (at != errors.nodes.end() && !at->second.judged) continue;
-      std::vector<WrongElements::PlacedRow> rows = rows_of(passes_[p], node, place);
+      std::vector<WrongElements::PlacedRow> rows = judged_of(passes_[p], node, place);
       std::vector<WrongRow> wrong;
       if (at != errors.nodes.end())
         for (const WrongRow& row : at->second.wrong)

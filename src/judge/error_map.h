@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/judge/judged_rows.h"
 #include "src/judge/ledger.h"
 #include "src/judge/pass_view.h"
 #include "src/stats/shape_rule.h"
@@ -22,7 +23,9 @@ std::vector<std::string> axis_names(const Point& point);
 // Which elements of a run were wrong, by place, for what they have in common.
 class ErrorMap {
  public:
-  explicit ErrorMap(int64_t page_size) : page_size_(page_size) {}  // 0: not known
+  // page_size: 0: not known. rows: those that are judged of a node.
+  explicit ErrorMap(int64_t page_size, const RowsToJudge& rows = {})
+      : page_size_(page_size), drawn_(rows) {}
 
   // Returns the pass's number.
   size_t begin(const PassView& seen);
@@ -72,6 +75,9 @@ class ErrorMap {
 
   std::vector<WrongElements::PlacedRow> rows_of(const SeenNodes& pass, const NodeRows& node,
                                                 const Place& place) const;
+  // Those of them that were judged.
+  std::vector<WrongElements::PlacedRow> judged_of(const SeenNodes& pass, const NodeRows& node,
+                                                  const Place& place) const;
   // Makes rows of their own of the choices, at a place with a row for each choice of a token.
   static void split_choices(const SeenNodes& pass, const Place& place, int64_t choices,
                             std::vector<WrongElements::PlacedRow>& rows,
@@ -79,6 +85,7 @@ class ErrorMap {
   std::vector<WrongElements::Axis> axes_of(const Point& point, const Shape& row_shape) const;
 
   int64_t page_size_;
+  RowsToJudge drawn_;
   int64_t kv_heads_ = 0;  // 0: not seen
   int64_t rows_ = 0, bits_ = 0;
   bool full_ = false;

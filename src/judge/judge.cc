@@ -85,6 +85,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       op_judge(oracle_, manifest_.graph,
                {.dtype = manifest_.dtype,
                 .page_size = facts.page_size,
+                .rows = options.rows,
                 .limit_scale = options.limit_scale,
                 .threads = options.threads,
                 // Also the inputs of one op, kept before it ran.
@@ -101,7 +102,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       routing(manifest_.dtype),
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
-      error_map(facts.page_size) {
+      error_map(facts.page_size, options.rows) {
   const Graph wanted = oracle.graph().restricted(
       [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
   check(wanted == manifest.graph,

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "src/judge/budget.h"
+#include "src/judge/judged_rows.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
@@ -36,6 +37,7 @@ namespace lockstep {
 
 struct JudgeOptions {
   Selection selection;     // nodes outside are neither expected nor judged
+  RowsToJudge rows;        // of each node; whoever feeds the judge gives it no models then
   int threads = 0;         // that measure; 0: one a core
   double limit_scale = 1;  // multiplies every limit: 0 must make every inexact node fail
   Limits limits;

@@ -169,6 +169,7 @@ void Judge::State::find_shapes(Result& result) const {
 Scope Judge::State::scope_of(const DrawReplay::Outcome& drawn) const {
   Scope scope{.layers = manifest.graph.layers(),
               .selection = options.selection.text(),
+              .rows = op_judge.judged_rows(),
               .positions = coverage.longest(),
               .requests = coverage.requests(),
               .asked = options.asked,
@@ -235,6 +236,15 @@ void Judge::State::note_regions() {
   }
 }
 
+std::vector<std::string> Judge::State::not_covered() const {
+  std::vector<std::string> blind = coverage.not_covered();
+  if (const JudgedRows& rows = op_judge.judged_rows(); !rows.all())
+    blind.insert(blind.begin(),
+                 fmt::format("bugs of few rows ({}; {}): a larger --judge-rows, or none",
+                             text_of(rows), power_text(rows)));
+  return blind;
+}
+
 void Judge::State::note_facts(bool complete) {
   for (const auto& [place, nodes] : overflowing)
     ledger.note(
@@ -249,6 +259,10 @@ void Judge::State::note_facts(bool complete) {
                     *positions.begin(), *positions.rbegin(), request));
   if (const std::string note = coverage.without_cache(); !note.empty()) ledger.note(note);
   note_regions();
+  if (!options.rows.all() && exact == nullptr)
+    ledger.note(
+        "no model was computed beside the engine, as it needs all rows: which errors are passed on "
+        "and which tokens differ was not asked");
   if (!complete) ledger.note("the trace is incomplete");
 }
 
@@ -292,7 +306,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.provenance.emplace("compute_dtype", name_of(manifest.dtype));
   result.provenance["limits"] = options.limits.name();
   result.limits = limits();
-  result.blind = coverage.not_covered();
+  result.blind = not_covered();
   const double largest = result.scope.largest;
   result.scope = scope_of(drawn);
   result.scope.largest = largest;

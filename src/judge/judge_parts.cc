@@ -122,7 +122,7 @@ void Judge::State::show(const Pass& so_far) {
 }
 
 void Judge::State::begin_pass(const Pass& pass) {
-  work.emplace();
+  work.emplace(PassInWork{});
   next_part = remembered = 0;
   coverage.begin(pass.info);
   flow.begin(pass.info);

@@ -98,6 +98,7 @@ struct Judge::State {
   void judge_point(const Point& point);
   void judge_contracts();
   void judge_choices();
+  std::vector<std::string> not_covered() const;
   void note_facts(bool complete);
   void note_regions();
   void find_shapes(Result& result) const;

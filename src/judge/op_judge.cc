@@ -15,6 +15,7 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/op_judge_parts.h"
 #include "src/judge/ops/judged_op.h"
+#include "src/judge/row_sample.h"
 
 namespace lockstep {
 namespace {
@@ -47,7 +48,8 @@ OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
       hidden_(oracle, graph,
               {.dtype = options_.dtype,
                .recorded = options_.recorded,
-               .contracts = [this](const Place& place) { return candidates(place); }}) {}
+               .contracts = [this](const Place& place) { return candidates(place); }}),
+      judged_rows_{.asked = options_.rows} {}
 
 const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) const {
   const auto pool = pools_.find({key_of(place), contract});
@@ -218,6 +220,7 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
   std::vector<NodeOutcomes> outcomes(nodes.size());
   const OpKind op = place.point->op;
+  std::vector<NodeRows> drawn(options_.rows.all() ? 0 : nodes.size());
   Group group;
   for (size_t i = 0; i < nodes.size(); ++i) {
     const NodeRows& node = nodes[i];
@@ -228,7 +231,12 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
       outcomes[i] = {judge_cache(place, inputs, pass, node)};
     } else if (row_of(op).makes_indices) {
       outcomes[i] = {judge_indices(place, inputs, pass, node)};
-    } else if (join(place, inputs, pass, node, group, outcomes[i]) && op == OpKind::attention) {
+    } else {
+      if (!drawn.empty()) drawn[i] = drawn_of(options_.rows, place, pass.seen.info().pass, node);
+      const NodeRows& judged = drawn.empty() ? node : drawn[i];
+      if (!join(place, inputs, pass, judged, group, outcomes[i])) continue;
+      judged_rows_.add(std::ssize(judged.rows), std::ssize(node.rows));
+      if (op != OpKind::attention) continue;
       judge_numbers(place, inputs, pass, group);  // of one request at a time
       group = {};
     }

@@ -23,6 +23,7 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
 #include "src/judge/hidden.h"
+#include "src/judge/judged_rows.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
 #include "src/judge/limits.h"
@@ -61,6 +62,7 @@ class OpJudge {
   struct Options {
     DType dtype = DType::bf16;
     int64_t page_size = 0;  // 0: not known
+    RowsToJudge rows;
     double limit_scale = 1;
     int threads = 0;           // that measure; 0: one a core
     bool partial = false;      // the trace was not meant to hold every tensor
@@ -119,6 +121,7 @@ class OpJudge {
   Contracts& contracts() { return contracts_; }
   const Contracts& contracts() const { return contracts_; }
   OtherContracts other_contracts(const Place& place) const;
+  const JudgedRows& judged_rows() const { return judged_rows_; }
   // The share of their limits that nodes reached, by op, of the points that round once.
   std::map<OpKind, Reached> reached() const;
 
@@ -203,6 +206,7 @@ class OpJudge {
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;
+  JudgedRows judged_rows_;
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
 };
 

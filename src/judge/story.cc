@@ -45,6 +45,7 @@ std::string scope_story(const Scope& scope) {
   std::string text;
   if (!scope.selection.empty())
     text += fmt::format(" of the selection '{}' alone", scope.selection);
+  if (!scope.rows.all()) text += fmt::format(", of which {} were judged", text_of(scope.rows));
   std::map<std::string, std::vector<std::string>> found;  // points by contract
   for (const std::string& point : scope.found) {
     const std::string& contract = scope.contracts.at(point);

@@ -104,7 +104,8 @@ void TokenFlow::end(const Pass& pass) {
     chosen = {token, pass.info.pass, {}};
     for (const TopLogits& top : pass.logits)
       for (size_t j = 0; top.row == row && j < top.ids.size(); ++j)
-        if (top.values[j] == top.values[0]) chosen.ties.push_back(top.ids[j]);
+        if (top.values[j] == top.values[0] && top.ids[j] != token)
+          chosen.ties.push_back(top.ids[j]);
     chosen_by_text_[text_at(row.request, row.position)].insert(token);
   }
 }

@@ -12,6 +12,7 @@
 #include "kernels/base/names.h"
 #include "probes/graph.h"
 #include "src/judge/error_budget.h"
+#include "src/judge/judged_rows.h"
 #include "src/judge/reached.h"
 #include "src/stats/error_profile.h"
 #include "src/stats/shape_rule.h"
@@ -161,6 +162,7 @@ struct Confirmation {
 struct Scope {
   int layers = 0;         // of the model
   std::string selection;  // Selection::text(): what of it was judged; "" for all
+  JudgedRows rows;        // of the nodes of that
   int32_t positions = 0;  // of the longest request
   int64_t requests = 0;
   std::map<std::string, std::string> contracts;  // rounding contract by point name

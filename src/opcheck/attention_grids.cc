@@ -177,14 +177,14 @@ std::vector<GridCase> qk_norm_rope_grid() {
   return all;
 }
 
-constexpr OpGrid kGrids[] = {{"rope", rope_grid},
-                             {"kv_write", cache_grid},
-                             {"kv_gather", cache_grid},
-                             {"paged_attention", attention_grid},
-                             {kQkNormRopeKvWrite.name, qk_norm_rope_grid}};
+constexpr OpGrid kAttentionGrids[] = {{"rope", rope_grid},
+                                      {"kv_write", cache_grid},
+                                      {"kv_gather", cache_grid},
+                                      {"paged_attention", attention_grid},
+                                      {kQkNormRopeKvWrite.name, qk_norm_rope_grid}};
 
 }  // namespace
 
-std::span<const OpGrid> attention_grids() { return kGrids; }
+std::span<const OpGrid> attention_grids() { return kAttentionGrids; }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "probes/recorder.h"
@@ -171,20 +172,20 @@ OpTrial::Verdict OpTrial::verdict_of(const Result& result) const {
   if (gravest == nullptr) return verdict;
   const Finding& f = *gravest;
   verdict.budgets = std::max(verdict.budgets, f.budgets);
-  OpTrial::Failure& failure = verdict.failure.emplace();
-  failure = {.shape = text_of(traits_of(shape_, dtype_)),
-             .point = std::string(f.node.place.point->name),
-             .statistic = f.statistic ? name_of(*f.statistic) : "",
-             .pass = f.node.pass,
-             .request = f.node.request,
-             .index = f.index,
-             .want = f.want,
-             .got = f.got,
-             .budgets = f.budgets,
-             .rule = f.rule};
+  Failure failure{.shape = text_of(traits_of(shape_, dtype_)),
+                  .point = std::string(f.node.place.point->name),
+                  .statistic = f.statistic ? name_of(*f.statistic) : "",
+                  .pass = f.node.pass,
+                  .request = f.node.request,
+                  .index = f.index,
+                  .want = f.want,
+                  .got = f.got,
+                  .budgets = f.budgets,
+                  .rule = f.rule};
   if (f.index.empty()) failure.says = f.rule.empty() ? name_of(f.verdict) : f.rule;
   for (const PlaceSummary& place : result.places)
     if (place.place == f.node.place) failure.looks_like = place.looks_like;
+  verdict.failure = std::move(failure);
   return verdict;
 }
 

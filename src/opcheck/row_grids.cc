@@ -351,22 +351,22 @@ std::vector<GridCase> gate_up_grid() {
   return all;
 }
 
-constexpr OpGrid kGrids[] = {{"gather_rows", gather_grid},
-                             {"rms_norm", norm_grid},
-                             {"matmul", matmul_grid},
-                             {"silu_mul", silu_grid},
-                             {"add", add_grid},
-                             {"argmax", argmax_grid},
-                             {"top_k", top_k_grid},
-                             {"softmax_of", softmax_grid},
-                             {"expert_matmul", expert_grid},
-                             {"weighted_sum", weighted_sum_grid},
-                             {kAddRmsNorm.name, add_norm_grid},
-                             {kQkvMatmul.name, qkv_grid},
-                             {kGateUpSilu.name, gate_up_grid}};
+constexpr OpGrid kRowGrids[] = {{"gather_rows", gather_grid},
+                                {"rms_norm", norm_grid},
+                                {"matmul", matmul_grid},
+                                {"silu_mul", silu_grid},
+                                {"add", add_grid},
+                                {"argmax", argmax_grid},
+                                {"top_k", top_k_grid},
+                                {"softmax_of", softmax_grid},
+                                {"expert_matmul", expert_grid},
+                                {"weighted_sum", weighted_sum_grid},
+                                {kAddRmsNorm.name, add_norm_grid},
+                                {kQkvMatmul.name, qkv_grid},
+                                {kGateUpSilu.name, gate_up_grid}};
 
 }  // namespace
 
-std::span<const OpGrid> row_grids() { return kGrids; }
+std::span<const OpGrid> row_grids() { return kRowGrids; }
 
 }  // namespace lockstep

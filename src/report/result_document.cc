@@ -279,6 +279,8 @@ void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   if (!result.cache.empty()) more.emplace_back("cache", result.cache);
   if (!result.scope.selection.empty())
     more.emplace_back("scope", result.scope.selection + ": nothing else was judged");
+  if (const JudgedRows& rows = result.scope.rows; !rows.all())
+    more.emplace_back("rows", fmt::format("{}; {}", text_of(rows), power_text(rows)));
   if (const std::string contracts = contracts_text(result.scope); !contracts.empty())
     more.emplace_back("contract", contracts);
   if (steps.kept && !steps.serves)
@@ -307,6 +309,8 @@ std::string conclusion_of(const Result& result) {
                                   result.scope.layers == 1 ? "" : "s", result.scope.positions - 1);
   if (!result.scope.selection.empty())
     scope += fmt::format("; of {} alone", result.scope.selection);
+  if (const JudgedRows& rows = result.scope.rows; !rows.all())
+    scope += fmt::format("; {} of {} rows judged", rows.judged, rows.expected);
   if (!result.scope.found.empty()) scope += "; contracts as found";
   if (result.hidden > 0)
     scope +=

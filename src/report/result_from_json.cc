@@ -211,9 +211,19 @@ ErrorBudget error_budget_from(const JsonValue& json) {
   return budget;
 }
 
+JudgedRows rows_from(const JsonValue& json) {
+  if (json.is_missing() || json.is_null()) return {};
+  return {.asked = {.most = json["most"].whole<int64_t>(), .seed = json["seed"].whole<uint64_t>()},
+          .judged = json["judged"].whole<int64_t>(),
+          .expected = json["expected"].whole<int64_t>(),
+          .of_node = json["of_node"].whole<int64_t>(),
+          .node_rows = json["node_rows"].whole<int64_t>()};
+}
+
 Scope scope_from(const JsonValue& json) {
   return {.layers = json["layers"].whole<int32_t>(),
           .selection = json["selection"].text(),
+          .rows = rows_from(json["rows"]),
           .positions = json["positions"].whole<int32_t>(),
           .requests = json["requests"].whole<int64_t>(),
           .contracts = json["contracts"].text_fields(),

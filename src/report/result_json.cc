@@ -144,12 +144,25 @@ Json of_place(const PlaceSummary& p) {
           {"looks_like", of_looks_like(p.looks_like)}};
 }
 
+Json of_rows(const JudgedRows& rows) {
+  if (rows.asked.all()) return nullptr;
+  return {{"most", rows.asked.most},      {"seed", rows.asked.seed}, {"judged", rows.judged},
+          {"expected", rows.expected},    {"of_node", rows.of_node}, {"node_rows", rows.node_rows},
+          {"one_in", JudgedRows::kOneIn}, {"power", rows.power()}};
+}
+
 Json of_scope(const Scope& s) {
-  return {{"layers", s.layers},         {"selection", s.selection},
-          {"positions", s.positions},   {"requests", s.requests},
-          {"contracts", s.contracts},   {"contracts_found", s.found},
-          {"contracts_asked", s.asked}, {"largest", json_number<Json>(s.largest)},
-          {"given", s.given},           {"references_checked", s.references_checked}};
+  return {{"layers", s.layers},
+          {"selection", s.selection},
+          {"rows", of_rows(s.rows)},
+          {"positions", s.positions},
+          {"requests", s.requests},
+          {"contracts", s.contracts},
+          {"contracts_found", s.found},
+          {"contracts_asked", s.asked},
+          {"largest", json_number<Json>(s.largest)},
+          {"given", s.given},
+          {"references_checked", s.references_checked}};
 }
 
 Json of_request(const RequestResult& r) {

@@ -186,11 +186,13 @@ struct Models {
 };
 
 // The model in fp64, and in the run's dtype: how far they lie apart is what rounding alone does to
-// the logits.
+// the logits. They take every row, and are left out where only some are judged.
 Models models_of(const JudgedRun& run, const ReferenceOptions& options) {
-  return {run.reference.model(run.checkpoint, options, DType::f64),
-          run.reference.model(run.checkpoint, options, run.engine.dtype),
-          run.reference.hypotheses(run.checkpoint, options)};
+  Models models{.hypotheses = run.reference.hypotheses(run.checkpoint, options)};
+  if (!run.judge.rows.all()) return models;
+  models.exact = run.reference.model(run.checkpoint, options, DType::f64);
+  models.rounded = run.reference.model(run.checkpoint, options, run.engine.dtype);
+  return models;
 }
 
 // hidden: points that nobody sees.

@@ -116,8 +116,11 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   options.recorded = extent.recorded;
   options.selection.check_layers(manifest.graph.layers());
   TableAudit tables(manifest);
-  const auto exact = open_reference().model(checkpoint, reference, DType::f64);
-  const auto rounded = open_reference().model(checkpoint, reference, manifest.dtype);
+  std::unique_ptr<ReferenceModel> exact, rounded;
+  if (options.rows.all()) {
+    exact = open_reference().model(checkpoint, reference, DType::f64);
+    rounded = open_reference().model(checkpoint, reference, manifest.dtype);
+  }
   Progress line(detail);
   RunProgress progress([&](const std::string& text) { line.show(text); }, manifest.graph.layers(),
                        extent.tokens);

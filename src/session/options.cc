@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
+#include "kernels/base/check.h"
 #include "src/judge/presets.h"
 
 namespace lockstep {
@@ -17,6 +20,23 @@ EngineOptions ModelOptions::engine_for(const ModelConfig& config) const {
 }
 
 Selection ObserveOptions::selection() const { return {points, layers, positions, ""}; }
+
+RowsToJudge rows_to_judge(const std::string& text, const std::string& needs_all) {
+  if (text.empty()) return {};
+  RowsToJudge rows;
+  const char* const end = text.data() + text.size();
+  auto [at, error] = std::from_chars(text.data(), end, rows.most);
+  if (error == std::errc() && at != end && *at == ':')
+    std::tie(at, error) = std::pair(std::from_chars(at + 1, end, rows.seed).ptr, error);
+  check(error == std::errc() && at == end && text.back() != ':' && rows.most > 0,
+        "--judge-rows is a number of rows of a node, as 64, or with a seed, as 64:7; found \"{}\"",
+        text);
+  check(needs_all.empty(),
+        "{} needs all rows of every node, and --judge-rows {} leaves some out: "
+        "give one of the two",
+        needs_all, text);
+  return rows;
+}
 
 std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::string& schema) {
   if (schema.empty()) return {};

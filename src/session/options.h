@@ -65,6 +65,10 @@ struct ObserveOptions {
   Selection selection() const;  // of points, layers and positions
 };
 
+// "64", or "64:7" with a seed; "": all rows. Throws Error on another text, and where what else was
+// asked for (--confirm, say; "": nothing) needs all rows.
+RowsToJudge rows_to_judge(const std::string& text, const std::string& needs_all);
+
 // A file of Limits; "" for theory alone.
 Limits limits_of(const std::string& path);
 

@@ -29,7 +29,11 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
     check(seat != nullptr || fault.rank < 0,
           "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
           fault.rank);
+  const std::string needs_all = options.confirm        ? "--confirm"
+                                : options.error_budget ? "--error-budget"
+                                                       : "";
   JudgeOptions judge{.selection = options.observe.selection(),
+                     .rows = rows_to_judge(options.judge_rows, needs_all),
                      .limits = limits_of(options.limits),
                      .accumulator = accumulator_of(options.accumulator),
                      .fail_fast = options.fail_fast,

@@ -19,6 +19,7 @@ struct RunOptions {
   std::string limits, accumulator;
   RoundingOptions rounding;
   bool no_audit = false, confirm = false, fail_fast = false, error_budget = false;
+  std::string judge_rows;     // a text for rows_to_judge
   std::string modes;          // empty: beside the reference
   int64_t determinism = 0;    // how often the same is served; 0: it is not asked for
   int64_t ranks = 1;          // that share the model, a process each

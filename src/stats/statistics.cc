@@ -17,23 +17,10 @@
 namespace lockstep {
 namespace {
 
-// Columns that are worth a thread.
-constexpr int64_t kGrain = 64;
-
 // A budget that is not a positive number can vouch for nothing.
 double in_budgets(double difference, double limit) {
   if (!(limit > 0) || !std::isfinite(limit)) return std::numeric_limits<double>::infinity();
   return std::fabs(difference) / limit;
-}
-
-// The share of an element that counts.
-Scatter scatter_of(const Weighed& e) {
-  return {.elements = 1,
-          .squares = e.unit,
-          .due = e.due,
-          .common = e.common,
-          .misrounded = e.misrounded ? 1 : 0,
-          .may_misround = e.may_misround};
 }
 
 // A hash of what the row came to. It is of the exact result as fp32: what a row holds besides does
@@ -57,16 +44,20 @@ std::optional<Element> beside_row(const std::optional<Element>& e, double size) 
   return e ? std::optional(beside_row(*e, size)) : std::nullopt;
 }
 
-// One more element, of a row of that size.
-void put(NodeSlice& slice, const Weighed& e, int64_t position, size_t offset, double size) {
-  const auto element = [&] {
-    return beside_row({position, static_cast<int64_t>(offset), e.got - e.eta, e.got, e.budgets},
-                      size);
-  };
-  if (slice.elements == 0 || e.budgets > slice.worst.budgets) slice.worst = element();
-  std::optional<Element>& misrounded = slice.misrounded_worst;
-  if (e.misrounded && (!misrounded || e.budgets > misrounded->budgets)) misrounded = element();
-  slice.Scatter::add(scatter_of(e));
+// The element of a row, as it was measured.
+Element element_of(const WeighedRow& row, int64_t position, size_t i) {
+  return {position, static_cast<int64_t>(i), row.want[i], row.got[i], row.budgets[i]};
+}
+
+// Shares columns among threads, some to each.
+void for_columns(size_t columns, ThreadPool* threads, const auto& body) {
+  const auto parts = static_cast<int64_t>(columns + kColumnsTogether - 1) / kColumnsTogether;
+  parallel_for(threads, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const auto first = static_cast<size_t>(part * kColumnsTogether);
+      body(first, std::min(columns, first + static_cast<size_t>(kColumnsTogether)));
+    }
+  });
 }
 
 }  // namespace
@@ -86,7 +77,11 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
       pool_(pool) {
   if (head_size_ > 0) heads_.resize(options.row_shape[0]);
   // A column has an element a row: with fewer rows none is long enough for T4.
-  if (rows >= kLeastSlice) columns_.resize(row_size_);
+  if (rows < kLeastSlice) return;
+  columns_.resize(row_size_);
+  worst_of_columns_.resize(row_size_);
+  most_of_columns_.resize(row_size_, -1);
+  most_misrounded_of_columns_.resize(row_size_, -1);
 }
 
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
@@ -130,7 +125,7 @@ Measure::NonFinite Meter::kind_of_infinite(const Element& e) const {
 
 void Meter::exclude(Row& measured, const Element& e, Measure::NonFinite kind) const {
   Measure& measure = measured.measure;
-  if (kind == Measure::NonFinite::introduced) note_wrong(measured, e);
+  if (kind == Measure::NonFinite::introduced) note_wrong(measured, e.offset);
   ++measure.excluded;
   // A graver kind makes what was counted before it irrelevant.
   if (kind > measure.nonfinite) {
@@ -141,10 +136,10 @@ void Meter::exclude(Row& measured, const Element& e, Measure::NonFinite kind) co
   if (kind == measure.nonfinite) ++measure.nonfinite_count;
 }
 
-void Meter::note_wrong(Row& measured, const Element& e) const {
+void Meter::note_wrong(Row& measured, size_t element) const {
   std::vector<WrongRow>& wrong = measured.measure.wrong;
   if (wrong.empty()) wrong.push_back({0, std::vector<bool>(row_size_)});
-  wrong.back().elements[e.offset] = true;
+  wrong.back().elements[element] = true;
 }
 
 void Meter::compare(Row& measured, const Stored& stored, double limit) const {
@@ -159,7 +154,7 @@ void Meter::compare(Row& measured, const Stored& stored, double limit) const {
   if (!within(e.budgets, 1)) ++measure.over;
   if (stored.different) keep_worse(measure.misrounded, e);
   const bool exact = options_.node_class == NodeClass::exact;
-  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e);
+  if (exact ? stored.different : !within(e.budgets, 1)) note_wrong(measured, e.offset);
   const bool candidate = stored.different || !exact;
   if (!candidate || (measured.any_worst && !(e.budgets > measure.worst.budgets))) return;
   measure.worst = e;
@@ -173,19 +168,18 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   if (std::isinf(variance)) return;  // held to B alone
   const double unit = in_budgets(eta * eta, variance);
   Moments& sum = measured.sum;
-  Weighed& weighed = measured.elements[i];
-  weighed = {.eta = eta,
-             .got = static_cast<float>(e.got),
-             .unit = static_cast<float>(unit),
-             .budgets = static_cast<float>(e.budgets),
-             .may_misround = static_cast<float>(row.misround[i]),
-             .common = options_.rows_alike && !row.carried.empty()
-                           ? static_cast<float>(row.carried[i] / variance)
-                           : 0,
-             .misrounded = stored.different};
+  WeighedRow& weighed = measured.elements;
+  weighed.want[i] = e.want;
+  weighed.got[i] = to_f32(e.got);
+  weighed.unit[i] = to_f32(unit);
+  weighed.budgets[i] = to_f32(e.budgets);
+  weighed.may_misround[i] = to_f32(row.misround[i]);
+  if (options_.rows_alike && !row.carried.empty())
+    weighed.common[i] = to_f32(row.carried[i] / variance);
+  weighed.misrounded[i] = stored.different ? 1 : 0;
   ++sum.elements;
   sum.squares += unit;
-  sum.common += weighed.common;
+  sum.common += weighed.common[i];
   sum.misrounded += stored.different ? 1 : 0;
   sum.may_misround += row.misround[i];
   if (!std::isfinite(unit)) return;
@@ -196,7 +190,7 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much that of
   // this exact result differs.
   const double due = (rest * rest - stored.spacing * stored.spacing / 12) / variance;
-  weighed.due = static_cast<float>(due);
+  weighed.due[i] = to_f32(due);
   sum.due += due;
   sum.power += e.want * e.want / variance;
   if (delta == 0) return;  // as of most
@@ -209,45 +203,75 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
 // A head of a row, or the row where there are no heads. Elements that share a part of their
 // variance count as fewer. An op's own errors are shared within a head, those of its inputs within
 // the row.
-void Meter::end_groups(Row& measured, const RowNumbers& row) const {
+void Meter::end_groups(Row& measured, const RowNumbers& row, const StoredRow& stored) const {
   const size_t size = head_size_ > 0 ? head_size_ : row_size_;
   const bool carries = !row.carried.empty() && !options_.rows_alike;
+  if (head_size_ == 0 && row.shared.empty() && !carries) return;
+  const std::span<const double> of_inputs = carries ? row.carried : std::span<const double>();
+  const WeighedRow& elements = measured.elements;
+  // The first element of the group that is as bad as the worst.
+  const auto worst = [&](size_t first, float most, bool misrounded) {
+    size_t i = first;
+    while (!elements.counts(i) || (misrounded && elements.misrounded[i] == 0) ||
+           elements.budgets[i] < most)
+      ++i;
+    return element_of(elements, measured.position, i);
+  };
   double carried = 0, carried_in_heads = 0;
   for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
+    const GroupSums group = sum_group(row, row.shared, of_inputs, stored, elements, first, size);
     NodeSlice slice;
-    double sum = 0, squares = 0, cross = 0, carried_in_head = 0;
-    for (size_t i = first; i < first + size; ++i) {
-      const Weighed& e = measured.elements[i];
-      if (e.unit < 0) continue;
-      put(slice, e, measured.position, i, 0);
-      if ((row.shared.empty() && !carries) || !(row.variance[i] > 0)) continue;
-      const double of_inputs = carries ? row.carried[i] / row.variance[i] : 0;
-      carried_in_head += of_inputs;
-      const double f = of_inputs + (row.shared.empty() ? 0 : row.shared[i] / row.variance[i]);
-      sum += f;
-      squares += f * f;
-      const double delta = e.got - round_to(row.want[i], options_.dtype);
-      if (std::isfinite(delta)) cross += delta * row.want[i] / row.variance[i];
-    }
+    slice.Scatter::add(group.scatter);
     // (sum f)^2 - sum f^2 is the sum over ordered pairs. A rounding may leave it just under 0.
-    slice.pairs = std::max(0.0, sum * sum - squares);
+    slice.pairs = std::max(0.0, group.sum * group.sum - group.squares);
     measured.sum.pairs += slice.pairs;
-    measured.sum.cross_scatter += cross * cross;
-    carried += carried_in_head;
-    carried_in_heads += carried_in_head * carried_in_head;
-    if (head_size_ > 0) measured.heads.push_back(slice);
+    measured.sum.cross_scatter += group.cross * group.cross;
+    carried += group.carried;
+    carried_in_heads += group.carried * group.carried;
+    if (head_size_ == 0) continue;
+    if (group.most >= 0) slice.worst = worst(first, group.most, false);
+    if (group.most_misrounded >= 0)
+      slice.misrounded_worst = worst(first, group.most_misrounded, true);
+    measured.heads.push_back(slice);
   }
   // Pairs within a head have been counted: these are the ones across heads.
   measured.sum.pairs += std::max(0.0, carried * carried - carried_in_heads);
 }
 
-Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
-  Row measured{.position = position};
-  measured.sum.gain = row.gain;
-  measured.elements.resize(row.got.size());
-  double power = 0;
+void Meter::measure_plain(Row& measured, const RowNumbers& row, const RowSums& sums,
+                          const StoredRow& stored) const {
+  const size_t count = row.got.size();
+  const bool exact = options_.node_class == NodeClass::exact;
+  Measure& of = measured.measure;
+  of.elements = std::ssize(row.got);
+  of.different = sums.different;
+  of.over = sums.over;
+  of.sum_squares = sums.squares;
+  of.largest = sums.largest;
+  of.inner = sums.inner;
+  const auto differs = [&](size_t i) {
+    return row.got[i] != stored.rounded[i] ||
+           (exact && std::signbit(row.got[i]) != std::signbit(stored.rounded[i]));
+  };
+  const auto first_of = [&](double most, bool differing) {
+    size_t i = 0;
+    while (stored.budgets[i] != most || (differing && !differs(i))) ++i;
+    const auto offset = static_cast<int64_t>(i);
+    return Element{measured.position, offset, row.want[i], row.got[i], stored.budgets[i]};
+  };
+  if (sums.different > 0) of.misrounded = first_of(sums.most_differing, true);
+  measured.any_worst = count > 0 && (!exact || sums.different > 0);
+  if (measured.any_worst) of.worst = exact ? *of.misrounded : first_of(sums.most, false);
+  if (exact ? sums.different > 0 : sums.over > 0)
+    for (size_t i = 0; i < count; ++i)
+      if (exact ? differs(i) : !within(stored.budgets[i], 1)) note_wrong(measured, i);
+  if (!exact) weigh_row(row, stored, options_.rows_alike, measured.sum, measured.elements);
+}
+
+void Meter::measure_elements(Row& measured, const RowNumbers& row, StoredRow& stored_row) const {
   for (size_t i = 0; i < row.got.size(); ++i) {
-    const Stored element = stored(position, i, row);
+    const Stored element = stored(measured.position, i, row);
+    stored_row.rounded[i] = element.rounded;
     ++measured.measure.elements;
     const Measure::NonFinite kind = kind_of(element, row.limit[i]);
     // Saturation is another number than Inf, and as right.
@@ -256,19 +280,32 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
       exclude(measured, element.element, kind);
       continue;
     }
-    power += row.want[i] * row.want[i];
     measured.measure.largest = std::max(measured.measure.largest, std::fabs(row.got[i]));
+    measured.size += row.want[i] * row.want[i];
     compare(measured, element, row.limit[i]);
     if (options_.node_class != NodeClass::exact) weigh(measured, element, row);
   }
-  measured.size = root_mean(power, std::ssize(row.got));
+}
+
+Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
+  const bool exact = options_.node_class == NodeClass::exact;
+  Row measured{.position = position, .elements = WeighedRow(exact ? 0 : row.got.size())};
+  measured.sum.gain = row.gain;
+  StoredRow stored_row;
+  const RowSums sums = look_at_row(row, options_.dtype, exact, stored_row);
+  const bool plain = sums.plain && !is_mutant(Mutant::exact_one_ulp_off);
+  if (plain)
+    measure_plain(measured, row, sums, stored_row);
+  else
+    measure_elements(measured, row, stored_row);
+  measured.size = root_mean(plain ? sums.power : measured.size, std::ssize(row.got));
   Measure& of = measured.measure;
   of.worst = beside_row(of.worst, measured.size);
   of.misrounded = beside_row(of.misrounded, measured.size);
   const bool wrong = options_.profiled == ProfiledRows::wrong && !of.wrong.empty();
   if (wrong || options_.profiled == ProfiledRows::all) of.errors = profile_of(position, row);
-  if (options_.node_class == NodeClass::exact) return measured;
-  end_groups(measured, row);
+  if (exact) return measured;
+  end_groups(measured, row, stored_row);
   measured.sum.end_row();
   measured.hash = hash_of_row(row);
   return measured;
@@ -281,12 +318,12 @@ void Meter::add(int64_t position, const RowNumbers& row) {
 
 void Meter::add(std::span<Row> rows, ThreadPool* threads) {
   std::vector<const Row*> distinct;
+  if (pool_ && options_.node_class != NodeClass::exact) pool_->add(rows, threads);
   for (Row& row : rows) {
     // Counts and the worst are of all rows, sums of distinct ones alone.
     merge(row);
     ++rows_added_;
     if (options_.node_class == NodeClass::exact) continue;
-    if (pool_) pool_->add(row);
     if (!moments_.add(row.hash, row.sum)) continue;
     add_slices(row);
     distinct.push_back(&row);
@@ -335,19 +372,35 @@ void Meter::add_slices(const Row& row) {
 
 // Each column by one thread, its rows in their order.
 void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
-  parallel_for(threads, std::ssize(columns_), kGrain, [&](int64_t begin, int64_t end) {
-    for (const Row* row : rows)
-      for (int64_t i = begin; i < end; ++i) {
-        const Weighed& e = row->elements[i];
-        if (e.unit < 0) continue;
-        put(columns_[i], e, row->position, i, row->size);
-      }
+  std::vector<const WeighedRow*> elements;
+  for (const Row* row : rows) elements.push_back(&row->elements);
+  for_columns(columns_.size(), threads, [&](size_t begin, size_t end) {
+    columns_.add(elements, begin, end);
+    keep_worst_of_columns(rows, begin, end);
   });
+}
+
+void Meter::keep_worst_of_columns(std::span<const Row* const> rows, size_t begin, size_t end) {
+  for (const Row* row : rows) {
+    const WeighedRow& elements = row->elements;
+    for (size_t i = begin;
+         (i = elements.next_worse(most_of_columns_, most_misrounded_of_columns_, i, end)) < end;
+         ++i) {
+      const Element element = beside_row(element_of(elements, row->position, i), row->size);
+      const float budgets = elements.budgets[i];
+      if (budgets > most_of_columns_[i])
+        most_of_columns_[i] = budgets, worst_of_columns_[i].worst = element;
+      if (elements.misrounded[i] > 0 && budgets > most_misrounded_of_columns_[i])
+        most_misrounded_of_columns_[i] = budgets, worst_of_columns_[i].misrounded = element;
+    }
+  }
 }
 
 void Meter::add_worst_slices(Measure& measure) const {
   Slices slices;
-  std::vector<const NodeSlice*> all;
+  std::vector<NodeSlice> columns(columns_.size());
+  for (size_t c = 0; c < columns.size(); ++c)
+    columns[c].add(columns_.of(c), worst_of_columns_[c].worst, worst_of_columns_[c].misrounded);
   // A slice that is the whole node is T2 again.
   const auto take = [&](const char* axis, int64_t key, const NodeSlice& slice) {
     if (slice.elements < moments_.sum().elements) slices.add(axis, key, slice);
@@ -355,7 +408,7 @@ void Meter::add_worst_slices(Measure& measure) const {
   for (const auto& [position, slice] : rows_) take("position", position, slice);
   for (const auto& [page, slice] : pages_) take("page", page, slice);
   for (size_t h = 0; h < heads_.size(); ++h) take("head", h, heads_[h]);
-  for (size_t c = 0; c < columns_.size(); ++c) take("column", c, columns_[c]);
+  for (size_t c = 0; c < columns.size(); ++c) take("column", c, columns[c]);
   // They tell where, so they go before what T3 and T5 say of all.
   const Slices::Worst scattered = slices.scattered(kFalseAlarm);
   // Behind T1 and T2.
@@ -389,18 +442,23 @@ Measure Meter::finish() const {
   return measure;
 }
 
-void PlacePool::add(const Meter::Row& row) {
+void PlacePool::add(std::span<const Meter::Row> rows, ThreadPool* threads) {
   constexpr int64_t kMoreRows = 512;
-  if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) return;
-  if (moments_.rows() >= enough_) {
-    enough_ += kMoreRows;
-    passed_ = passed_ << 1 | 1;
+  std::vector<const WeighedRow*> taken;
+  for (const Meter::Row& row : rows) {
+    if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) continue;
+    if (moments_.rows() >= enough_) {
+      enough_ += kMoreRows;
+      passed_ = passed_ << 1 | 1;
+    }
+    heads_.resize(std::max(heads_.size(), row.heads.size()));
+    for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
+    columns_.resize(std::max(columns_.size(), row.elements.size()));
+    taken.push_back(&row.elements);
   }
-  heads_.resize(std::max(heads_.size(), row.heads.size()));
-  for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
-  columns_.resize(std::max(columns_.size(), row.elements.size()));
-  for (size_t i = 0; i < row.elements.size(); ++i)
-    if (row.elements[i].unit >= 0) columns_[i].add(scatter_of(row.elements[i]));
+  if (taken.empty()) return;
+  for_columns(taken.front()->size(), threads,
+              [&](size_t begin, size_t end) { columns_.add(taken, begin, end); });
 }
 
 std::vector<Statistic> PlacePool::statistics(DType dtype) const {
@@ -408,7 +466,9 @@ std::vector<Statistic> PlacePool::statistics(DType dtype) const {
   if (statistics.empty()) return statistics;
   Slices slices;
   for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", h, heads_[h]);
-  for (size_t c = 0; c < columns_.size(); ++c) slices.add("column", c, columns_[c]);
+  std::vector<Scatter> columns;
+  for (size_t c = 0; c < columns_.size(); ++c) columns.push_back(columns_.of(c));
+  for (size_t c = 0; c < columns.size(); ++c) slices.add("column", c, columns[c]);
   statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
   if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
   drop_missing(statistics);

@@ -24,8 +24,10 @@
 #include "kernels/base/tensor.h"
 #include "kernels/base/thread_pool.h"
 #include "probes/points.h"
+#include "src/stats/columns.h"
 #include "src/stats/error_profile.h"
 #include "src/stats/moments.h"
+#include "src/stats/row_loops.h"
 #include "src/stats/shape_rule.h"
 
 namespace lockstep {
@@ -140,17 +142,22 @@ class Meter {
   Measure::NonFinite kind_of(const Stored& stored, double limit) const;
   Measure::NonFinite kind_of_infinite(const Element& element) const;
   void exclude(Row& measured, const Element& element, Measure::NonFinite kind) const;
-  void note_wrong(Row& measured, const Element& element) const;
+  void note_wrong(Row& measured, size_t element) const;
   ErrorProfile profile_of(int64_t position, const RowNumbers& row) const;
   // T0 and T1.
   void compare(Row& measured, const Stored& stored, double limit) const;
   // T2 to T5.
   void weigh(Row& measured, const Stored& stored, const RowNumbers& row) const;
-  void end_groups(Row& measured, const RowNumbers& row) const;
+  // All of a row at once, where it is plain; or element by element.
+  void measure_plain(Row& measured, const RowNumbers& row, const RowSums& sums,
+                     const StoredRow& stored) const;
+  void measure_elements(Row& measured, const RowNumbers& row, StoredRow& stored_row) const;
+  void end_groups(Row& measured, const RowNumbers& row, const StoredRow& stored) const;
   void merge(Row& row);
   // It takes rows that no other row of the node equals.
   void add_slices(const Row& row);
   void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
+  void keep_worst_of_columns(std::span<const Row* const> rows, size_t begin, size_t end);
   void add_worst_slices(Measure& measure) const;
 
   Options options_;
@@ -163,19 +170,15 @@ class Meter {
   DistinctMoments moments_;
   PlacePool* pool_;
   std::map<int64_t, NodeSlice> rows_, pages_;  // slices
-  std::vector<NodeSlice> heads_, columns_;     // columns only when a column can be long enough
-};
-
-// The amounts that one element adds to the slices that it is in.
-struct Weighed {
-  double eta = 0;   // got - want
-  float got = 0;    // of a dtype that fp32 holds
-  float unit = -1;  // eta^2 / V, -1 for elements that do not count
-  float due = 0;    // as in Scatter
-  float budgets = 0;
-  float may_misround = 0;
-  float common = 0;  // as in Scatter
-  bool misrounded = false;
+  std::vector<NodeSlice> heads_;
+  // Only when a column can be long enough.
+  ColumnSums columns_;
+  struct WorstOfColumn {
+    Element worst;
+    std::optional<Element> misrounded;
+  };
+  std::vector<WorstOfColumn> worst_of_columns_;
+  std::vector<float> most_of_columns_, most_misrounded_of_columns_;  // budgets of those; -1: none
 };
 
 struct Meter::Row {
@@ -184,7 +187,7 @@ struct Meter::Row {
   Measure measure;
   bool any_worst = false;
   Moments sum;
-  std::vector<Weighed> elements;
+  WeighedRow elements;
   std::vector<NodeSlice> heads;
   double size = 0;  // root mean square of the exact results
 };
@@ -194,7 +197,7 @@ struct Meter::Row {
 // must remember to know a row again then grows as the logarithm of the run. For one thread.
 class PlacePool {
  public:
-  void add(const Meter::Row& row);
+  void add(std::span<const Meter::Row> rows, ThreadPool* threads);
   const Moments& sum() const { return moments_.sum(); }
   // T2, T3, T5, and T4 over heads and columns.
   std::vector<Statistic> statistics(DType dtype) const;
@@ -203,7 +206,8 @@ class PlacePool {
   DistinctMoments moments_;
   int64_t enough_ = 2048;  // rows, at which fewer of the next ones are taken
   uint64_t passed_ = 0;    // bits of a row's hash, any of which leaves it out
-  std::vector<Scatter> heads_, columns_;
+  std::vector<Scatter> heads_;
+  ColumnSums columns_;
 };
 
 }  // namespace lockstep

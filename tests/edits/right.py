@@ -378,7 +378,7 @@ def tf32_allowed_and_not_used(trace: Trace) -> None:
 def segments_split(source: Path, target: Path) -> None:
     """Each segment of a folder is as many as it has passes."""
     target.mkdir()
-    for file in ("manifest.json", "journal.jsonl"):
+    for file in ("manifest.json", "run.journal"):
         shutil.copy(source / file, target / file)
     passes = 0
     for segment in sorted(source.glob("seg-*.h5")):
@@ -397,4 +397,4 @@ def segments_split(source: Path, target: Path) -> None:
 def folder_without_journal(source: Path, target: Path) -> None:
     """The journal of a whole folder is gone: it is read only when something is missing."""
     shutil.copytree(source, target)
-    (target / "journal.jsonl").unlink()
+    (target / "run.journal").unlink()

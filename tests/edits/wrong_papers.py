@@ -401,7 +401,7 @@ def folder_lacks_a_segment_and_journal(source: Path, target: Path) -> None:
     """The last segment of a folder is gone, and with it the journal."""
     shutil.copytree(source, target)
     max(target.glob("seg-*.h5")).unlink()
-    (target / "journal.jsonl").unlink()
+    (target / "run.journal").unlink()
 
 
 @edit_files("folder", DOUBT)

@@ -1,5 +1,5 @@
-// What follows a trace: behind the seal of an HDF5 file, as the last line of a journal, and as a
-// result that was written there and is read again.
+// What follows a trace behind the seal of an HDF5 file, and a result that was written there and is
+// read again.
 #include <fstream>
 #include <iterator>
 
@@ -23,10 +23,6 @@ std::string sealed_bytes() {
 }  // namespace
 
 void read(std::string_view input) {
-  if (input.starts_with('{')) {
-    read_kept_result(write("x.jsonl", input));
-    return;
-  }
   static const std::string sealed = sealed_bytes();
   const std::string path = write("x.h5", sealed);
   write_kept_result(path, std::string(input));

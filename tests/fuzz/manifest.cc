@@ -12,7 +12,7 @@ void read(std::string_view input) {
   } else if (input.starts_with('d')) {
     draw_from_json(std::string(text), "x.h5");
   } else {
-    const SavedManifest saved = manifest_from(text, "x.jsonl");
+    const SavedManifest saved = manifest_from(text, "x.journal");
     const std::string again = json_of(saved, Layout::pretty);
     if (json_of(manifest_from(again, "again"), Layout::pretty) != again)
       wrong("a manifest is another when it was written and read again");

@@ -232,7 +232,7 @@ def _import() -> Work:
 
 
 GENERATE = [_traced("generate", ".h5", "--keep", "full"),
-            _traced("generate", ".trace", "--keep", "full"), _traced("generate", ".jsonl")]
+            _traced("generate", ".trace", "--keep", "full"), _traced("generate", ".journal")]
 RUN = [_traced("run", ".h5", "--keep", "full"), _traced("run", ".trace")]
 CHECK, JOURNAL, IMPORT = _check(), _journal(), _import()
 JUDGE = _reading("judge", "--model", "{model}", "--json", "{folder}/r.json")

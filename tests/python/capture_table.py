@@ -1,7 +1,7 @@
 """Captures runs of Hugging Face's models in all ways, has them judged, and prints a table.
 
 python capture_table.py LOCKSTEP [MODEL ...]. A row is a model, a dtype, an attention and a way to
-compute: whether the bits are those without capture, and the verdict. Last, what capture costs.
+compute: whether the bits are those without capture, and the verdict.
 """
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import pathlib
 import sys
 import tempfile
-import time
 
 import torch
 from transformers import DynamicCache
@@ -71,24 +70,6 @@ def judged(model, folder, run, path):
     return f"{bits:10s}  {verdict.judged:5d} of {verdict.expected:5d}  {str(verdict)[:90]}"
 
 
-def cost(model, path):
-    """CPU seconds of generate alone, within the block, and with the file written."""
-    ids, best = tokens(64, 1, model.config.vocab_size), [float("inf")] * 3
-    generate(ids, 2)(model)
-    for _ in range(3):
-        begin = time.process_time()
-        generate(ids, 24)(model)
-        middle = time.process_time()
-        with lockstep.capture(model, path):
-            generate(ids, 24)(model)
-            inside = time.process_time()
-        times = middle - begin, inside - middle, time.process_time() - middle
-        best = [min(pair) for pair in zip(best, times)]
-    plain, inside, whole = best
-    return (f"generate {plain:.2f} s, under capture {inside:.2f} s ({inside / plain:.2f} x), with "
-            f"its file of {path.stat().st_size / 1e6:.1f} MB {whole:.2f} s")
-
-
 def main():
     os.environ["LOCKSTEP"] = str(pathlib.Path(sys.argv[1]).resolve())
     torch.set_num_threads(1)
@@ -101,7 +82,6 @@ def main():
                 for name, run in ways(model.config.vocab_size).items():
                     print(f"{pathlib.Path(folder).name:14s} {dtype:9s} {attention:6s} {name:22s} "
                           f"{judged(model, folder, run, path)}", flush=True)
-            print(f"{pathlib.Path(folder).name}: {cost(load(folder), path)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import itertools
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
+import types
 import unittest
 
 import h5py
@@ -19,6 +21,8 @@ from support import QWEN3, QWEN25, InFolder
 
 import lockstep
 from lockstep import contracts, digest, elements, graph, hdf5, points
+from lockstep.digest import COUNTS, NUMBERS
+from lockstep.journal import Journal
 from lockstep.tensor_file import TensorFile
 
 sys.path.append(str(support.ROOT / "tests"))
@@ -97,6 +101,11 @@ class Digests(unittest.TestCase):
                 elements.elements_of(np.array([6e-8, -6e-5, 65504, np.inf], np.float16)),
                 elements.elements_of(np.arange(-4, 5)),
                 elements.elements_of(random.normal(3, 2, 700_001).astype(np.float32)),
+                # In blocks, of which one has no number and one has some.
+                elements.elements_of(np.concatenate([
+                    np.full(digest.BLOCK, np.nan, np.float32), np.resize(hard, digest.BLOCK),
+                    random.normal(-1, 2, 99).astype(np.float32)])),
+                elements.elements_of(np.full(70_000, -np.inf, np.float32)),
                 # Of all patterns of 16 bits, and of one sign alone.
                 elements.elements_of(random.integers(0, 1 << 16, 300_001).astype(np.uint16),
                                      "bf16"),
@@ -104,8 +113,13 @@ class Digests(unittest.TestCase):
                                      .view(np.float16)),
                 elements.elements_of(random.normal(-9, 1, (300, 300)).astype(np.float16)),
                 elements.elements_of(np.full(70_000, 0x7F80, np.uint16), "bf16")]
-        for tensor, found in zip(made, digest.digests_of(made)):
-            self.assert_as_defined(tensor, found)
+        digests = digest.Digests(len(made))
+        digests.put(range(len(made)), made)
+        for i, tensor in enumerate(made):
+            with self.subTest(tensor=i):
+                self.assert_as_defined(tensor, types.SimpleNamespace(
+                    exponents=digests.exponents[i],
+                    **{name: column[i] for name, column in digests.columns.items()}))
 
     def test_arrays_that_have_no_place_are_refused(self):
         with self.assertRaisesRegex(lockstep.LockstepError, "no bf16"):
@@ -193,6 +207,67 @@ class Engines(InFolder):
             self.assertGreater(len(trace._files), 1)
             self.assertEqual(trace["mlp.up", 2].shape, (14, 576))
             np.testing.assert_array_equal(trace["mlp.up", 2, 0, 4], self.trace["mlp.up", 2, 0, 4])
+
+    def test_a_journal_is_what_inspect_prints(self):
+        for name, kept in (("d.journal", []), ("d.trace", ["--keep", "digest"])):
+            path = self.folder / name
+            run("generate", "--model", QWEN3, "--tokens", "5,6,7,8,9", "--tokens", "3", "--max-new",
+                "5", "--format", "json", *kept, "--trace", path)
+            lines = [json.loads(line) for line in run(
+                "inspect", path, "--journal").splitlines()]
+            told = [line for line in lines if line["kind"] == "tensor"]
+            read = Journal(path if path.is_file() else path / "run.journal")
+            self.assertEqual((read.problem, read.manifest), ("", lines[0]))
+            found = [tensor for one in read.passes for tensor in one.tensors]
+            self.assertEqual(len(found), len(told))
+            for tensor, line in zip(found, told):
+                digest = tensor.digest
+                self.assertEqual(
+                    (tensor.seq, tensor.number, tensor.layer, tensor.point, tensor.dtype,
+                     list(tensor.shape), [f"{number:016x}" for number in tensor.row_xxh3.tolist()]),
+                    tuple(line[name] for name in ("seq", "pass", "layer", "point", "dtype", "shape",
+                                                  "row_xxh3")))
+                self.assertEqual(tensor.rows, tuple(
+                    (request, first + i) for request, first, count in line["rows"]
+                    for i in range(count)))
+                for field in (*COUNTS, *NUMBERS, "n"):
+                    want, got = line[field], getattr(digest, field)
+                    self.assertTrue(got == want or (want == "NaN" and got != got), field)
+                self.assertEqual(f"{digest.xxh3:016x}", line["xxh3"])
+                self.assertEqual({str(i): n for i, n in enumerate(digest.exponents.tolist()) if n},
+                                 line["exponents"])
+
+    def test_a_trace_of_digests_has_its_tables(self):
+        path = self.folder / "tables.trace"
+        run("generate", "--model", QWEN3, "--tokens", "5,6,7,8,9", "--max-new", "3", "--format",
+            "json", "--keep", "digest", "--trace", path)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([len(one.rows) for one in trace.passes], [5, 1, 1])
+            self.assertEqual(trace.requests[0].prompt, [5, 6, 7, 8, 9])
+            self.assertEqual(trace.rows("mlp.up", 2).tolist(), [[0, 0, i] for i in range(5)]
+                             + [[1, 0, 5], [2, 0, 6]])
+            self.refused("digest alone", trace.tensor, "mlp.up", 2)
+            if has("pandas"):
+                self.assertEqual(trace.index().point.tolist(), [t.point for t in trace.tensors])
+
+    def test_a_journal_that_was_cut_is_read_as_far_as_it_is_whole(self):
+        path = self.folder / "cut.journal"
+        run("generate", "--model", QWEN3, "--tokens", "5", "--max-new", "3", "--format", "json",
+            "--trace", path)
+        whole = path.read_bytes()
+        altered = whole[:-20000] + bytes([whole[-20000] ^ 1]) + whole[-19999:]
+        for change, passes in ((whole[:-1], 3), (whole[:-20000], 2), (altered, 2)):
+            path.write_bytes(change)
+            read = Journal(path)
+            self.assertIn("was cut or damaged", read.problem)
+            self.assertEqual(len(read.passes), passes)
+        forged = bytearray(whole[:24]) + bytes(8) + struct.pack("<II", 2, 1) + b"[]"
+        struct.pack_into("<Q", forged, 24, xxhash.xxh3_64_intdigest(bytes(forged[24:])))
+        path.write_bytes(forged)
+        self.refused("cannot be read: it is damaged", Journal, path)
+        for bad in (b"", b"lockstep", whole[:20], b"x" * 100):
+            path.write_bytes(bad)
+            self.refused("does not begin as one", Journal, path)
 
     @unittest.skipUnless(has("pandas"), "pandas is not installed")
     def test_index_is_a_data_frame(self):

@@ -210,6 +210,62 @@ TEST_F(Magnitudes, LinearOverManyBlocks) {
   expect_close(exact.want, want);
 }
 
+// Those of many rows are made in fp32, rounded up; where that cannot say it, in fp64.
+TEST_F(Magnitudes, OfManyRowsAreNoLessAndHardlyMore) {
+  open("bard-qwen3");
+  constexpr int64_t kRows = 24;
+  const int64_t terms = config().intermediate;
+  std::vector<int32_t> positions;
+  for (int32_t i = 0; i < kRows; ++i) positions.push_back(i);
+  const TensorView w = checkpoint_->tensor("model.layers.1.mlp.down_proj.weight");
+  for (const double scale : {1.0, 0x1p-110, 0x1p110}) {
+    const Tensor x = random({kRows, terms});
+    for (int64_t i = 0; i < kRows * terms; ++i) put(x, i, value_at(x, i) * scale);
+    const Exact exact = evaluate(point("mlp.down"), {x}, positions);
+    std::vector<double> want;
+    for (int64_t t = 0; t < kRows; ++t)
+      for (int64_t o = 0; o < w.rows(); ++o) {
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < terms; ++i) {
+          const double product = value_at(x, t * terms + i) * value_at(w, o * terms + i);
+          sum += product;
+          size += std::fabs(product);
+        }
+        want.push_back(sum);
+        const double got = exact.magnitude[want.size() - 1];
+        ASSERT_GE(got, size * (1 - 1e-14)) << t << " " << o;
+        ASSERT_LE(got, size * (1 + 2e-5)) << t << " " << o;
+      }
+    EXPECT_LE(worst_difference(exact.want, want), 1e-12);
+  }
+}
+
+// However many rows are asked for at once, each is what it is alone.
+TEST_F(Magnitudes, ARowIsWhatItIsAlone) {
+  open("bard-qwen3");
+  constexpr int32_t kRows = 40;
+  std::vector<int32_t> positions;
+  for (int32_t i = 0; i < kRows; ++i) positions.push_back(i);
+  const int64_t hidden = config().hidden, dim = config().head_dim;
+  const Tensor x = random({kRows, hidden}), q = random({kRows, config().heads, dim}),
+               k = random({kRows, config().kv_heads, dim}),
+               v = random({kRows, config().kv_heads, dim});
+  const Exact product = evaluate(point("mlp.up"), {x}, positions);
+  const Exact attended = evaluate(point("attn.out"), {q}, positions, {k, v});
+  const auto row_of = [](const Numbers& all, int64_t row) {
+    const size_t size = all.size() / kRows;
+    return std::span(all).subspan(static_cast<size_t>(row) * size, size);
+  };
+  for (int32_t i = 0; i < kRows; ++i) {
+    const Exact one = evaluate(point("mlp.up"), {x.view().slice(i, 1)}, {i});
+    EXPECT_LE(worst_difference(row_of(product.want, i), one.want), 1e-13);
+    const Exact query = evaluate(point("attn.out"), {q.view().slice(i, 1)}, {i}, {k, v});
+    for (const auto field : {&Exact::want, &Exact::magnitude, &Exact::spread,
+                             &Exact::spread_squares, &Exact::weighted_squares, &Exact::score})
+      EXPECT_LE(worst_difference(row_of(attended.*field, i), query.*field), 1e-12) << i;
+  }
+}
+
 // Work that is large enough to be shared gives the same bits on any number of threads.
 TEST_F(Magnitudes, ThreadsChangeNothing) {
   open("bard-qwen3");

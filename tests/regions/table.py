@@ -14,6 +14,8 @@ import dataclasses
 import fnmatch
 import json
 import pathlib
+import re
+import statistics
 import sys
 import tempfile
 import time
@@ -98,6 +100,35 @@ def print_table(title: str, columns: tuple[str, ...], outcomes: list[Outcome]) -
               + (f"  and {rest} else" if rest else ""))
 
 
+def width_of(outcome: Outcome) -> float | None:
+    """How many times its own op's budget the first finding's region has, as the judge says."""
+    if not outcome.verdict.region:
+        return None
+    _, point = outcome.verdict.place
+    for note in outcome.verdict.notes:
+        said = re.match(re.escape(point) + r" is judged together with .* up to (\S+) times", note)
+        if said:
+            return float(said[1])
+    return None
+
+
+def print_widths(outcomes: list[Outcome]) -> None:
+    """Of findings at regions: how many hidden ops these have, and how wide their budgets are."""
+    found = collections.defaultdict(list)
+    for outcome in outcomes:
+        if outcome.outcome in (RIGHT, LATER) and outcome.verdict.region:
+            found[heading(outcome)].append((len(outcome.verdict.region), width_of(outcome)))
+    if not found:
+        return
+    print(f"\n{'regions that are named':48s}{'findings':>14s}{'hidden ops':>14s}{'most':>14s}"
+          f"{'times as wide':>14s}{'most':>14s}")
+    for key, sizes in sorted(found.items()):
+        ops = [count for count, _ in sizes]
+        widths = [width for _, width in sizes if width is not None]
+        print(f"{' '.join(key):48s}{len(sizes):14d}{statistics.median(ops):14.3g}{max(ops):14d}"
+              + (f"{statistics.median(widths):14.3g}{max(widths):14.3g}" if widths else ""))
+
+
 def print_names(outcomes: list[Outcome], dull: set[str]) -> None:
     """The cases that did not go as they should."""
     groups: dict[tuple, list[Outcome]] = collections.defaultdict(list)
@@ -120,6 +151,7 @@ def print_all(outcomes: list[Outcome]) -> None:
     rights = [o for o in outcomes if o.kind == "right"]
     print_table("bugs", (RIGHT, LATER, MISSED, UNSURE, NO_EFFECT, WRONG, REGION), bugs)
     print_table("right runs", (CLEAN, ALARM, UNSURE), rights)
+    print_widths(bugs)
     print_names(bugs, {RIGHT, LATER, NO_EFFECT})
     print_names(rights, {CLEAN})
 

@@ -72,7 +72,7 @@ class Pages(unittest.TestCase):
                              "--html", cls.folder / f"{name}.html")
             cls.results[name] = json.loads((cls.folder / f"{name}.json").read_text())
         # Of digests alone nothing can be judged.
-        journal = cls.folder / "a.jsonl"
+        journal = cls.folder / "a.journal"
         cls.run_lockstep("run", "--model", cls.model, *requests, "--trace", journal)
         cls.run_lockstep("judge", journal, "--model", cls.model,
                          "--json", cls.folder / "inconclusive.json",

@@ -152,7 +152,7 @@ TEST(Power, CountsEffectsInUnitsOfWhatMustBeFound) {
 // Not every effect is put in every place, and each keeps its own column.
 TEST(Limits, AnEffectThatWasNotTriedLeavesItsCellEmpty) {
   Selftest test = good_test();
-  test.limits[0].effect = Effect::row;
+  test.limits[0].effect = Detection::Effect::row;
   const Document document = document_of({test});
   size_t tables = 0;
   for (const Block& block : document.blocks)

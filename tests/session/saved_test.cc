@@ -62,9 +62,9 @@ TEST_F(SavedRun, IsJudgedAsItWasLive) {
 
 // Of digests nothing can be judged, and nothing is amiss.
 TEST_F(SavedRun, OfDigestsIsInconclusive) {
-  EXPECT_EQ(run("x.jsonl", true, TraceLevel::digest).verdict, RunVerdict::clean);
-  EXPECT_EQ(inheriting("x.jsonl"), 2);
-  const Result saved = judge_trace(scratch_ / "x.jsonl", checkpoint_, {});
+  EXPECT_EQ(run("x.journal", true, TraceLevel::digest).verdict, RunVerdict::clean);
+  EXPECT_EQ(inheriting("x.journal"), 2);
+  const Result saved = judge_trace(scratch_ / "x.journal", checkpoint_, {});
   EXPECT_EQ(saved.verdict, RunVerdict::inconclusive) << saved.story;
   EXPECT_TRUE(saved.findings.empty());
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "kernels/base/dtype.h"
 #include "src/judge/op_judge.h"
@@ -535,6 +536,122 @@ TEST(Offset, OfATruncationIsManyDeviations) {
   EXPECT_LT(pool.sum().offset_deviations(), -kGainDeviations);
   EXPECT_EQ(Moments{}.offset_deviations(), 0);
 }
+
+// A row that has an element which is no number is measured element by element, any other in loops
+// for vectors: all but that element come to the same.
+class TwoWays : public testing::TestWithParam<DType> {
+ protected:
+  static constexpr size_t kHeads = 3, kDim = 40, kWidth = kHeads * kDim, kRows = 20;
+
+  struct Numbers {
+    std::vector<double> want, got, limit, variance, shared, misround, carried;
+  };
+  // Element 5 counts for nothing: its variance is infinite, or it is no number.
+  Numbers row(bool odd) {
+    Numbers n;
+    std::normal_distribution<double> normal;
+    for (size_t i = 0; i < kWidth; ++i) {
+      const double x = normal(random_), unit = ulp(x, GetParam());
+      n.want.push_back(x);
+      n.got.push_back(round_to(x + 0.4 * unit * normal(random_), GetParam()));
+      n.limit.push_back(0.9 * unit);
+      n.variance.push_back(unit * unit * (0.1 + 0.1 * std::fabs(normal(random_))));
+      n.shared.push_back(0.3 * n.variance.back());
+      n.carried.push_back(0.2 * n.variance.back());
+      n.misround.push_back(0.2);
+    }
+    n.want[5] = n.got[5] = odd ? kNan : 0;
+    n.variance[5] = kInf;
+    return n;
+  }
+  Measure measured(bool odd, NodeClass node_class, bool shares, bool carries, bool alike,
+                   PlacePool* pool) {
+    random_.seed(3);
+    Meter meter({.dtype = GetParam(),
+                 .node_class = node_class,
+                 .row_shape = {kHeads, kDim},
+                 .page_size = 8,
+                 .rows_alike = alike},
+                kRows, pool);
+    for (size_t i = 0; i < kRows; ++i) {
+      const Numbers n = row(odd);
+      const std::span<const double> none;
+      meter.add(static_cast<int64_t>(i),
+                {n.got, n.want, n.limit, n.variance, shares ? std::span(n.shared) : none,
+                 n.misround, 1e-3, carries ? std::span(n.carried) : none});
+    }
+    return meter.finish();
+  }
+  static void expect_same(const std::vector<Statistic>& a, const std::vector<Statistic>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].kind, b[i].kind);
+      EXPECT_NEAR(a[i].value / b[i].value, 1, 1e-9) << i << a[i].slice;
+      EXPECT_NEAR(a[i].limit / b[i].limit, 1, 1e-9) << i << a[i].slice;
+      if (a[i].kind == StatisticKind::worst_slice) {
+        EXPECT_EQ(a[i].slice, b[i].slice);
+      }
+    }
+  }
+
+  std::mt19937 random_;
+};
+
+TEST_P(TwoWays, ComeToTheSame) {
+  for (const int shape : {0, 1, 2, 3, 7}) {
+    const bool shares = (shape & 1) != 0, carries = (shape & 2) != 0, alike = (shape & 4) != 0;
+    PlacePool plain_pool, odd_pool;
+    const Measure plain =
+        measured(false, NodeClass::elementwise, shares, carries, alike, &plain_pool);
+    const Measure odd = measured(true, NodeClass::elementwise, shares, carries, alike, &odd_pool);
+    EXPECT_EQ(odd.excluded, kRows);
+    EXPECT_EQ(plain.excluded, 0);
+    expect_same(plain.statistics, odd.statistics);
+    expect_same(plain_pool.statistics(GetParam()), odd_pool.statistics(GetParam()));
+    EXPECT_GT(plain.over, 0);
+    EXPECT_EQ(plain.over, odd.over);
+    EXPECT_EQ(plain.different, odd.different);
+    EXPECT_NEAR(plain.sum_squares / odd.sum_squares, 1, 1e-12);
+    EXPECT_NEAR(plain.inner / odd.inner, 1, 1e-12);
+    EXPECT_EQ(plain.largest, odd.largest);
+    const auto expect_element = [](const Element& a, const Element& b) {
+      EXPECT_EQ(std::tuple(a.position, a.offset, a.want, a.got),
+                std::tuple(b.position, b.offset, b.want, b.got));
+      EXPECT_NEAR(a.of_row / b.of_row, 1, 1e-9);
+    };
+    expect_element(plain.worst, odd.worst);
+    expect_element(plain.worst_scattered, odd.worst_scattered);
+    ASSERT_TRUE(plain.misrounded && odd.misrounded);
+    expect_element(*plain.misrounded, *odd.misrounded);
+    ASSERT_EQ(plain.wrong.size(), odd.wrong.size());
+    for (size_t i = 0; i < plain.wrong.size(); ++i) {
+      EXPECT_EQ(plain.wrong[i].row, odd.wrong[i].row);
+      EXPECT_EQ(plain.wrong[i].elements, odd.wrong[i].elements);
+    }
+  }
+}
+
+TEST_P(TwoWays, OfBitsToo) {
+  const Measure plain = measured(false, NodeClass::exact, false, false, false, nullptr);
+  const Measure odd = measured(true, NodeClass::exact, false, false, false, nullptr);
+  EXPECT_GT(plain.different, 0);
+  EXPECT_EQ(plain.different, odd.different);
+  EXPECT_EQ(plain.worst.position, odd.worst.position);
+  EXPECT_EQ(plain.worst.offset, odd.worst.offset);
+  ASSERT_EQ(plain.wrong.size(), odd.wrong.size());
+  for (size_t i = 0; i < plain.wrong.size(); ++i)
+    EXPECT_EQ(plain.wrong[i].elements, odd.wrong[i].elements);
+  // The sign of a zero is one of its bits.
+  const std::vector<double> zero{0.0}, minus{-0.0}, one{1e-3}, chance{0.0};
+  for (const bool same : {true, false}) {
+    Meter meter({.dtype = GetParam(), .node_class = NodeClass::exact, .row_shape = {1}}, 1);
+    meter.add(0, {same ? zero : minus, zero, one, one, {}, chance});
+    EXPECT_EQ(meter.finish().different, same ? 0 : 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, TwoWays, testing::Values(DType::bf16, DType::f16, DType::f32),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace lockstep

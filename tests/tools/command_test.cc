@@ -198,7 +198,7 @@ TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
 }
 
 TEST(Lockstep, KeepsDigestsInAJournalUnlessTensorsAreAskedFor) {
-  const std::string trace = temp_path("run.jsonl");
+  const std::string trace = temp_path("run.journal");
   const std::string run = "run --model " + data_path("tiny/qwen3-default") +
                           " --tokens 1,2 --max-new 1 --trace " + trace;
   std::filesystem::remove(trace);
@@ -267,7 +267,7 @@ TEST(Lockstep, SaysThatStdoutIsFull) {
 TEST(Lockstep, SaysThatNobodyHasWhatItPrints) {
   expect_has(trouble_of("points >&-"), "cannot be written to stdout: Bad file descriptor");
   EXPECT_EQ(call_lockstep("points <&- >&- 2>&-").status, 2);
-  const std::string trace = temp_path("closed.jsonl");
+  const std::string trace = temp_path("closed.journal");
   const std::string generate = "generate --model " + data_path("tiny/qwen3-default") +
                                " --tokens 1,2 --max-new 2 --format json --keep digest --trace ";
   EXPECT_EQ(call_lockstep(generate + trace + " >&-").status, 2);

@@ -157,10 +157,10 @@ class Bash(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(os.path.join(folder, "once.trace"))
             os.mkdir(os.path.join(folder, "other"))
-            with open(os.path.join(folder, "once.jsonl"), "w", encoding="utf-8"):
+            with open(os.path.join(folder, "once.journal"), "w", encoding="utf-8"):
                 pass
             self.assertEqual(set(self.offered("lockstep", "inspect", "on", folder=folder)),
-                             {"once.trace", "once.jsonl"})
+                             {"once.trace", "once.journal"})
             self.assertEqual(set(self.offered("lockstep", "run", "-m", "o", folder=folder)),
                              {"once.trace", "other"})
 

@@ -1,7 +1,9 @@
 // lockstep inspect on traces that the engine left, whole and damaged.
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "src/weights/qwen_graph.h"
 #include "tests/lockstep_binary.h"
@@ -38,6 +40,31 @@ class Inspect : public testing::Test {
   const std::string path_ = temp_path("inspect.trace");
   Served served_;
 };
+
+TEST_F(Inspect, PrintsDigestsAsJsonLinesAsFarAsTheyAreWhole) {
+  write();
+  const Outcome whole = call_lockstep("inspect --journal " + path_);
+  EXPECT_EQ(whole.status, 0) << whole.err;
+  std::istringstream lines(whole.out);
+  std::string line;
+  std::map<std::string, size_t> kinds;
+  for (; std::getline(lines, line); ++kinds[json::parse(line)["kind"]]) {
+  }
+  size_t tensors = 0;
+  for (const Pass& pass : served_.passes) tensors += pass.tensors.size();
+  const std::map<std::string, size_t> want = {
+      {"manifest", 1}, {"pass", served_.passes.size()}, {"tensor", tensors}};
+  EXPECT_EQ(kinds, want);
+  EXPECT_NE(trouble_of("inspect --journal --points attn.q " + path_).find("leave selections"),
+            std::string::npos);
+
+  std::filesystem::remove(path_ + "/seg-000000.h5");
+  const Outcome holed = call_lockstep("inspect --journal " + path_);
+  EXPECT_EQ(holed.status, 2);
+  EXPECT_NE(holed.err.find("warning: "), std::string::npos) << holed.err;
+  EXPECT_EQ(holed.out.substr(holed.out.find('\n')), whole.out.substr(whole.out.find('\n')))
+      << "the digests are in the journal";
+}
 
 TEST_F(Inspect, ListsEveryPlaceInGraphOrder) {
   write();

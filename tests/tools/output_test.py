@@ -38,9 +38,9 @@ class Output(unittest.TestCase):
 
     def test_a_judged_trace_keeps_its_verdict_and_stays_the_same_trace(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("a.trace", "a.h5", "a.jsonl"):
+            for name in ("a.trace", "a.h5", "a.journal"):
                 path, html = os.path.join(folder, name), os.path.join(folder, "a.html")
-                full = [] if name == "a.jsonl" else ["--keep", "full"]
+                full = [] if name == "a.journal" else ["--keep", "full"]
                 call(*RUN, *FAULT, *full, "--trace", path)
                 self.assertIn("judged: diverged (layer 1 attn.q_rope", call("inspect", path)[1])
                 digests = call("inspect", path, "--format", "csv")[1]

@@ -184,14 +184,14 @@ TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
     file.close();
     return segment_error(scratch / name);
   };
-  EXPECT_NE(labelled("a.h5", "9.9", 1).find("format version 2.1 was wanted, found 9.9"),
+  EXPECT_NE(labelled("a.h5", "9.9", 1).find("format version 2.2 was wanted, found 9.9"),
             std::string::npos);
   EXPECT_NE(labelled("b.h5", kFormatVersion, -1).find("its writing did not end"),
             std::string::npos);
   EXPECT_NE(labelled("c.h5", kFormatVersion, 0).find("its writing did not end"), std::string::npos);
   for (const char* before : {"1.0", "1.1", "1.2"})
     EXPECT_NE(
-        labelled(std::string("of ") + before, before, 1).find("format version 2.1 was wanted"),
+        labelled(std::string("of ") + before, before, 1).find("format version 2.2 was wanted"),
         std::string::npos);
 }
 

@@ -43,7 +43,7 @@ class Trace(unittest.TestCase):
     def test_root_says_what_it_is(self):
         attributes = self.file.attrs
         self.assertEqual(attributes["format"], "lockstep")
-        self.assertEqual(attributes["format_version"], "2.1")
+        self.assertEqual(attributes["format_version"], "2.2")
         self.assertEqual(attributes["complete"], 1)
         self.assertEqual(attributes["default"], "summary")
         self.assertEqual(attributes["NX_class"], "NXroot")

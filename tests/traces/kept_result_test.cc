@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/traces/journal_bytes.h"
 #include "tests/traces/passes.h"
 #include "traces/seal.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 // A journal keeps digests alone.
 TraceLevel level_of(std::string_view path) {
-  return path.ends_with(".jsonl") ? TraceLevel::digest : TraceLevel::full;
+  return path.ends_with(".journal") ? TraceLevel::digest : TraceLevel::full;
 }
 
 class KeptResult : public testing::TestWithParam<const char*> {
@@ -42,7 +43,7 @@ TEST_P(KeptResult, IsReadBackAndReplaced) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, KeptResult, testing::Values("x.trace", "x.h5", "x.jsonl"));
+INSTANTIATE_TEST_SUITE_P(Formats, KeptResult, testing::Values("x.trace", "x.h5", "x.journal"));
 
 class KeptInFile : public KeptResult {};
 
@@ -66,19 +67,16 @@ TEST_P(KeptInFile, ThatWasCutIsNone) {
   EXPECT_EQ(text_of(path).substr(0, before.size()), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, KeptInFile, testing::Values("x.h5", "x.jsonl"));
-
-TEST(KeptInHdf5, ThatWasDamagedIsNone) {
-  const TempFolder scratch;
-  const std::string path = scratch / "x.h5";
-  write_test_trace(path, 1);
-  write_kept_result(path, R"({"verdict":"clean"})");
+TEST_P(KeptInFile, ThatWasDamagedIsNone) {
+  write_kept_result(path, second);
   std::string bytes = text_of(path);
   bytes[bytes.rfind("clean")] = 'g';
-  scratch.write("x.h5", bytes);
+  scratch.write(GetParam(), bytes);
   EXPECT_EQ(read_kept_result(path), "");
-  EXPECT_TRUE(open_trace(path)->complete());
+  expect_whole();
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, KeptInFile, testing::Values("x.h5", "x.journal"));
 
 TEST(KeptInHdf5, IsAllThatMayFollowATrace) {
   const TempFolder scratch;
@@ -90,16 +88,31 @@ TEST(KeptInHdf5, IsAllThatMayFollowATrace) {
 
 TEST(KeptInJournal, NeedsATraceThatEnded) {
   const TempFolder scratch;
-  const std::string path = scratch / "x.jsonl";
+  const std::string path = scratch / "x.journal";
   write_test_trace(path, 1, TraceLevel::digest);
   const std::string whole = text_of(path), cut = whole.substr(0, whole.size() - 10);
-  scratch.write("x.jsonl", cut);
-  expect_trouble("its last line was cut", [&] { write_kept_result(path, "{}"); });
+  scratch.write("x.journal", cut);
+  expect_trouble("it was cut or damaged", [&] { write_kept_result(path, "{}"); });
   EXPECT_EQ(text_of(path), cut);
-  // A result in the place of the end is no end.
-  scratch.write("x.jsonl", whole.substr(0, whole.rfind('\n', whole.size() - 2) + 1) +
-                               std::string(kResultLine) + "{}}\n");
-  EXPECT_FALSE(open_trace(path)->complete());
+  std::vector<JournalPart> parts = journal_parts(whole);
+  parts.back() = {JournalKind::result, "{}"};
+  scratch.write("x.journal", journal_of(parts));
+  EXPECT_FALSE(open_trace(path)->complete()) << "a result in the place of the end is no end";
+  parts.pop_back();
+  scratch.write("x.journal", journal_of(parts));
+  expect_trouble("its run did not end", [&] { write_kept_result(path, "{}"); });
+}
+
+TEST(KeptInJournal, IsAllThatMayFollowATrace) {
+  const TempFolder scratch;
+  const std::string path = scratch / "x.journal";
+  write_test_trace(path, 1, TraceLevel::digest);
+  for (const JournalKind kind : {JournalKind::manifest, JournalKind::pass, JournalKind::tensor}) {
+    std::vector<JournalPart> parts = journal_parts(text_of(path));
+    parts.push_back({kind, parts[0].body});
+    scratch.write("y.journal", journal_of(parts));
+    EXPECT_FALSE(open_trace(scratch / "y.journal")->complete());
+  }
 }
 
 }  // namespace

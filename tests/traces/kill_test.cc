@@ -176,7 +176,7 @@ TEST(ReadOnly, FoldersAreRefusedAndTracesInThemRead) {
   if (!disk.failure.empty()) GTEST_SKIP() << disk.failure;
   write_test_trace(scratch / "disk/kept.trace", 2);
   disk.make_read_only();
-  for (const char* name : {"disk/x.trace", "disk/x.h5", "disk/x.jsonl"}) {
+  for (const char* name : {"disk/x.trace", "disk/x.h5", "disk/x.journal"}) {
     const std::string error =
         error_of([&] { create_trace(scratch / name, test_manifest(TraceLevel::digest)); });
     EXPECT_NE(error.find("Read-only file system"), std::string::npos) << error;

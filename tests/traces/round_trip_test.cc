@@ -11,7 +11,7 @@ class RoundTrip : public testing::TestWithParam<const char*> {};
 TEST_P(RoundTrip, GivesBackEverything) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
-  const bool full = !path.ends_with(".jsonl");
+  const bool full = !path.ends_with(".journal");
   write_test_trace(
       path, 11,
       full ? TraceLevel::full : TraceLevel::digest);  // one segment and a part of another
@@ -72,7 +72,7 @@ TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
   EXPECT_EQ(std::filesystem::exists(path), there == path);
   const auto trace = open_trace(there);
   EXPECT_FALSE(trace->complete());
-  ASSERT_EQ(trace->problems().size(), there.ends_with(".jsonl") ? 1u : 2u);
+  ASSERT_EQ(trace->problems().size(), 1u);
   EXPECT_NE(trace->problems().back().find("did not end"), std::string::npos);
   ASSERT_EQ(trace->passes(), 1);
   expect_equal(trace->read(0, true), test_pass(0, false), true);
@@ -82,7 +82,7 @@ TEST_P(RoundTrip, ATraceThatWasNotFinishedIsIncompleteAndReadable) {
 TEST_P(RoundTrip, OfACacheWhoseDigestHasNumbers) {
   const TempFolder scratch;
   const std::string path = scratch / GetParam();
-  const bool full = !path.ends_with(".jsonl");
+  const bool full = !path.ends_with(".journal");
   Pass pass = test_pass(0);
   for (RecordedTensor& tensor : pass.tensors) {
     if (tensor.point->is_cache()) tensor.digest = digest_of(tensor.data);
@@ -113,7 +113,7 @@ TEST_P(RoundTrip, OfPassesThatDoNotSayWhoInherits) {
     expect_equal(trace->read(i, true), passes[static_cast<size_t>(i)], true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, RoundTrip, testing::Values("x.trace", "x.h5", "x.jsonl"),
+INSTANTIATE_TEST_SUITE_P(Formats, RoundTrip, testing::Values("x.trace", "x.h5", "x.journal"),
                          [](const auto& name) { return std::string(name.param).substr(2); });
 
 TEST(SingleFile, LeavesNothingBeside) {
@@ -128,7 +128,7 @@ TEST(CreateTrace, RefusesWhatItCannotWrite) {
   const TempFolder scratch;
   EXPECT_THROW(create_trace(scratch / "x.zip", test_manifest()), Error);
   EXPECT_THROW(create_trace(scratch / "none/x.trace", test_manifest()), Error);
-  EXPECT_THROW(create_trace(scratch / "x.jsonl", test_manifest(TraceLevel::full)), Error);
+  EXPECT_THROW(create_trace(scratch / "x.journal", test_manifest(TraceLevel::full)), Error);
   Pass pass = test_pass(0);
   pass.tensors[0].digest = {};
   const auto writer = create_trace(scratch / "x.trace", test_manifest());

@@ -23,6 +23,6 @@ double gain(const Exact&) { return 0x1p-22; }
 }  // namespace
 
 const JudgedOp kJudgedAngles = {
-    .kind = OpKind::angles, .is_full = is_full, .inner = inner, .gain = gain};
+    .kind = OpKind::angles, .is_full = is_full, .inner = each<inner>, .gain = gain};
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "src/judge/ops/judged_op.h"
 #include "src/stats/roundoff.h"
@@ -15,9 +16,27 @@ inline double squared(double x) { return x * x; }
 // An accumulator that truncates 16 products at a time is 2^-23 too small with each.
 inline double truncation_gain(double products) { return std::max(1.0, products / 16) * 0x1p-23; }
 
+// Asks `one` for each of some neighbours: a loop an op, into which `one` is compiled.
+template <JudgedOp::InnerError (*one)(const Exact&, size_t element, DType)>
+void each(const Exact& e, size_t first, DType dtype, const JudgedOp::InnerErrors& errors) {
+  double *limit = errors.limit.data(), *variance = errors.variance.data();
+  for (size_t i = 0; i < errors.limit.size(); ++i) {
+    const JudgedOp::InnerError error = one(e, first + i, dtype);
+    limit[i] = error.limit, variance[i] = error.variance;
+  }
+  for (size_t i = 0; i < errors.shared.size(); ++i)
+    errors.shared[i] = one(e, first + i, dtype).shared;
+  for (size_t i = 0; i < errors.underflow.size(); ++i)
+    errors.underflow[i] = one(e, first + i, dtype).underflow;
+}
+
 // A sum of e.terms products: B = lambda sqrt(n) u S, V = (w(n) u S)^2, w(n) = 0.34 sqrt(n)
 // (roundoff.h).
-JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType);
+inline JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType) {
+  const auto n = static_cast<double>(e.terms);
+  const double size = u * e.magnitude[i];
+  return {kLambda * std::sqrt(n) * size, squared(walk_of(n) * size)};
+}
 JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i);
 double gain_of_sum(const Exact& e);
 bool has_magnitude(const Exact& e);

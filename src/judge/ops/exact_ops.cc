@@ -11,9 +11,9 @@ JudgedOp::InnerError none(const Exact&, size_t, DType) { return {}; }
 }  // namespace
 
 const JudgedOp kJudgedGather = {
-    .kind = OpKind::gather, .inner = none, .gain = gain_of_sum, .is_calibrated = false};
+    .kind = OpKind::gather, .inner = each<none>, .gain = gain_of_sum, .is_calibrated = false};
 const JudgedOp kJudgedAdd = {
-    .kind = OpKind::add, .inner = none, .gain = gain_of_sum, .is_calibrated = false};
+    .kind = OpKind::add, .inner = each<none>, .gain = gain_of_sum, .is_calibrated = false};
 const JudgedOp kJudgedCache = {.kind = OpKind::cache, .is_calibrated = false};
 const JudgedOp kJudgedArgmax = {.kind = OpKind::argmax, .is_calibrated = false};
 const JudgedOp kJudgedTopK = {.kind = OpKind::top_k, .is_calibrated = false};

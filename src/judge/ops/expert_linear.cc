@@ -16,7 +16,7 @@ std::vector<RoundingContract> declared(const ContractTraits& traits) {
 const JudgedOp kJudgedExpertLinear = {.kind = OpKind::expert_linear,
                                       .declared = declared,
                                       .is_full = has_magnitude,
-                                      .inner = inner_of_sum,
+                                      .inner = each<inner_of_sum>,
                                       .reach = reach_of_sum,
                                       .gain = gain_of_sum};
 

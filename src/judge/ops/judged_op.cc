@@ -26,12 +26,6 @@ JudgedOp::RightKernel JudgedOp::right_sum(const Sizes& sizes) {
 // Terms of either sign: their sizes add up to sqrt(n) times their sum, which may cancel.
 double JudgedOp::spread_of_sum(double terms) { return 4 * walk_of(terms) * std::sqrt(terms); }
 
-JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType) {
-  const auto n = static_cast<double>(e.terms);
-  const double size = u * e.magnitude[i];
-  return {kLambda * std::sqrt(n) * size, squared(walk_of(n) * size)};
-}
-
 JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i) {
   const auto n = static_cast<double>(e.terms);
   const double size = u * e.magnitude[i];

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "kernels/base/dtype.h"
@@ -28,6 +29,12 @@ struct JudgedOp {
     double variance = 0;  // of V
     double shared = 0;    // of `variance`, what all elements of a row, or of a head, have in common
     double underflow = 0;  // of `limit`, for what is no normal number of fp32 on the way
+  };
+
+  // The same of neighbours, an array a part, as long as they are.
+  struct InnerErrors {
+    std::span<double> limit, variance;
+    std::span<double> shared, underflow;  // empty where JudgedOp does not have it
   };
 
   // How far a kernel may be, absolute, from the value of a step before it rounds it.
@@ -57,7 +64,7 @@ struct JudgedOp {
   bool (*is_full)(const Exact&) = nullptr;
   bool (*fits)(const Exact&, const Step&) = nullptr;
   // Null: the op copies or compares, and is exact by its inputs.
-  InnerError (*inner)(const Exact&, size_t element, DType) = nullptr;
+  void (*inner)(const Exact&, size_t first, DType, const InnerErrors&) = nullptr;
   Reach (*reach)(const Exact&, const Step&, size_t element) = nullptr;
   // How far a step that a kernel rounded the other way moves the element, `moved` as far as its
   // slope says. Null: that.

@@ -23,7 +23,7 @@ const JudgedOp kJudgedLinear = {.kind = OpKind::linear,
                                 .tried = tried,
                                 .declared = declared,
                                 .is_full = has_magnitude,
-                                .inner = inner_of_sum,
+                                .inner = each<inner_of_sum>,
                                 .reach = reach_of_sum,
                                 .gain = gain_of_sum};
 

@@ -62,7 +62,7 @@ double spread(double terms) { return walk_of(terms) / 2 + 3; }
 const JudgedOp kJudgedNorm = {.kind = OpKind::norm,
                               .tried = tried,
                               .is_full = is_full,
-                              .inner = inner,
+                              .inner = each<inner>,
                               .reach = reach,
                               .gain = gain,
                               .has_shared = true,

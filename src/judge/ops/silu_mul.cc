@@ -37,7 +37,7 @@ double spread(double) { return 8; }
 const JudgedOp kJudgedSiluMul = {.kind = OpKind::silu_mul,
                                  .tried = tried,
                                  .is_full = is_full,
-                                 .inner = inner,
+                                 .inner = each<inner>,
                                  .reach = reach,
                                  .gain = gain,
                                  .has_underflow = true,

@@ -30,7 +30,7 @@ double spread(double) { return 8; }
 
 const JudgedOp kJudgedSoftmax = {.kind = OpKind::softmax,
                                  .is_full = has_magnitude,
-                                 .inner = inner,
+                                 .inner = each<inner>,
                                  .gain = gain,
                                  .has_shared = true,
                                  .has_underflow = true,

@@ -13,7 +13,7 @@ std::vector<RoundingContract> tried(const ContractTraits&) { return {fused, hf, 
 const JudgedOp kJudgedWeightedSum = {.kind = OpKind::weighted_sum,
                                      .tried = tried,
                                      .is_full = has_magnitude,
-                                     .inner = inner_of_sum,
+                                     .inner = each<inner_of_sum>,
                                      .reach = reach_of_sum,
                                      .gain = gain_of_sum};
 

@@ -87,6 +87,7 @@ std::vector<std::string> scope_of(const Result& result) {
                   s.selection.empty() ? ", all points" : ", selected: " + s.selection),
       fmt::format("{} request{}, positions to {}", s.requests, s.requests == 1 ? "" : "s",
                   s.positions - 1)};
+  if (!s.rows.all()) lines.push_back(fmt::format("{}; {}", text_of(s.rows), power_text(s.rows)));
   if (s.largest > 0)
     lines.push_back(fmt::format("numbers up to {} in size", short_number(s.largest)));
   std::map<std::string, std::vector<std::string>> by_contract;

@@ -11,4 +11,4 @@ if sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS:
     print("error: python -m lockstep knows import, stats and bundle; other commands are of the "
           "lockstep binary", file=sys.stderr)
     sys.exit(2)
-sys.exit(COMMANDS[sys.argv[1]](sys.argv[2:]))
+command.end(COMMANDS[sys.argv[1]](sys.argv[2:]))

@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.checkpoint import NAMES
 from lockstep.dumps.dump import load_pickle
 from lockstep.elements import elements_of
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, one_line
 
 WANTED = ("q", "k", "v", "cu_seqlens")
 
@@ -42,7 +42,8 @@ def write_bundle(path: str | pathlib.Path, arrays: Mapping[str, Any]) -> None:
     try:
         pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
     except OSError as error:
-        raise LockstepError(f"{path} cannot be written ({error}): choose another place") from error
+        raise LockstepError(f"{path} cannot be written ({one_line(error)}): choose another "
+                            "place") from error
 
 
 def _stored(value: Any) -> tuple[str, np.ndarray[Any, Any]]:

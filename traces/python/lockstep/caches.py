@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.digest import row_hashes
+from lockstep.digest import row_hashes, xxh3
 from lockstep.elements import Elements, from_torch
 
 
@@ -29,8 +29,8 @@ class LayerCache:
     def is_prefix_of(self, keys: Tensor, values: Tensor) -> bool:
         """Whether these are the same positions with the same bits, and perhaps more behind them."""
         end = self.columns
-        return torch.equal(keys[:, :, :end], self.keys) and \
-            torch.equal(values[:, :, :end], self.values)
+        return end <= keys.shape[2] and torch.equal(keys.narrow(2, 0, end), self.keys) and \
+            torch.equal(values.narrow(2, 0, end), self.values)
 
 
 def bits_of(tensor: Tensor) -> Tensor:
@@ -43,12 +43,13 @@ def joined(keys: Tensor, values: Tensor) -> Elements:
     return from_torch(torch.stack((keys, values)).permute(2, 0, 1, 3))
 
 
-def _hashes_of(keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
-    """Of [batch, kv head, column, dim], the hash of K, then V, of each position."""
-    rows = torch.stack((keys, values), 2).permute(0, 3, 2, 1, 4).contiguous().cpu().numpy()
-    batch, columns = rows.shape[:2]
-    marks = row_hashes(rows.reshape(batch * columns, *rows.shape[2:]))
-    return np.array(marks, np.uint64).reshape(batch, columns)
+def _hashes_of(keys: Tensor, values: Tensor, begin: int) -> NDArray[np.uint64]:
+    """Of [batch, kv head, column, dim], the hash of K, then V, of each position from `begin` on."""
+    batch, heads, columns, dim = keys.shape
+    rows = np.stack([half.narrow(2, begin, columns - begin).cpu().numpy().swapaxes(1, 2)
+                     for half in (keys, values)], 2)
+    marks = row_hashes(np.ascontiguousarray(rows).reshape(-1, 2, heads, dim))
+    return np.array(marks, np.uint64).reshape(batch, columns - begin)
 
 
 class CacheHashes:
@@ -63,7 +64,8 @@ class CacheHashes:
     def write(self, layer: int, requests: Sequence[int], positions: Sequence[int],
               keys: Elements, values: Elements) -> None:
         """What a pass computed for the cache; row i is of that request and position."""
-        marks = row_hashes(np.stack((keys.bits, values.bits), axis=1))
+        marks = row_hashes(np.stack((keys.bits, values.bits), axis=1)) if len(keys.bits) > 1 else \
+            [xxh3(keys.bits.tobytes() + values.bits.tobytes())]
         for request, position, mark in zip(requests, positions, marks):
             room = self._written.get((layer, request))
             if room is None or len(room) <= position:
@@ -78,10 +80,9 @@ class CacheHashes:
         k, v = bits_of(keys), bits_of(values)
         before = self._layers.get((session, layer))
         if before is not None and before.is_prefix_of(k, v):
-            new = _hashes_of(k[:, :, before.columns:], v[:, :, before.columns:])
-            hashes = np.concatenate([before.hashes, new], axis=1)
+            hashes = np.concatenate([before.hashes, _hashes_of(k, v, before.columns)], axis=1)
         else:
-            hashes = _hashes_of(k, v)
+            hashes = _hashes_of(k, v, 0)
         self._layers[session, layer] = LayerCache(k, v, hashes)
         return hashes
 

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from lockstep import mapping
 from lockstep.dumps import FORMATS
@@ -46,5 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def end(status: int) -> NoReturn:
+    """Ends the process. After trouble at once: libhdf5, which closes at exit what could not be
+    written, would crash.
+    """
+    if status == 0:
+        sys.exit(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def script() -> NoReturn:
+    """The console script."""
+    end(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

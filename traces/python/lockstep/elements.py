@@ -1,9 +1,8 @@
 """Elements as numpy holds them. numpy has no bf16: its 16 bits are uint16 here, its values fp32."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ STORAGE: dict[str, np.dtype] = {
 TINY: dict[str, float] = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14, "int32": 0.0}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Elements:
+class Elements(NamedTuple):
     """A tensor in host memory: contiguous bits of one of the dtypes of STORAGE."""
 
     bits: NDArray[Any]
@@ -81,8 +79,8 @@ def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
 SMALL = 1 << 16  # elements: what is copied sooner than converted
 
 
-def views_of_torch(tensors: Sequence[Any]) -> list[tuple[NDArray[Any], str]]:
-    """view_of_torch of each of these, which are contiguous; small ones are converted as one."""
+def elements_of_many(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Elements]:
+    """Each of these contiguous torch tensors in such a shape; small ones are converted as one."""
     import torch
     alike: dict[Any, list[int]] = {}
     found: list[Any] = [None] * len(tensors)
@@ -90,13 +88,14 @@ def views_of_torch(tensors: Sequence[Any]) -> list[tuple[NDArray[Any], str]]:
         if tensor.numel() < SMALL:
             alike.setdefault((tensor.dtype, tensor.device), []).append(i)
         else:
-            found[i] = view_of_torch(tensor)
+            bits, name = view_of_torch(tensor)
+            found[i] = Elements(bits.reshape(shapes[i]), name)
     for members in alike.values():
         flat, name = view_of_torch(torch.cat([tensors[i].view(-1) for i in members]))
         begin = 0
         for i in members:
             end = begin + tensors[i].numel()
-            found[i] = flat[begin:end].reshape(tensors[i].shape), name
+            found[i] = Elements(flat[begin:end].reshape(shapes[i]), name)
             begin = end
     return found
 

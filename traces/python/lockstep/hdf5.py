@@ -65,9 +65,10 @@ class Columns:
         for name, value in values.items():
             self._values[name].append(value)
 
-    def fill(self, name: str, values: Sequence[Any]) -> None:
-        """All entries of a column at once."""
-        self._values[name] = list(values)
+    def extend(self, values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+        """Entries of each of these columns, to which none is added alone."""
+        for name, some in values.items():
+            self._parts.setdefault(name, []).append(some)
 
     def add_many(self, edges: str, lengths: Sequence[int] | NDArray[Any],
                  values: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
@@ -84,16 +85,22 @@ class Columns:
             self._parts.setdefault(name, []).append(part)
         ends.append(ends[-1] + len(part))
 
-    def entries(self, name: str) -> list[Any]:
-        return self._values[name]
+    def count(self, name: str) -> int:
+        return len(self._values[name])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """All its entries so far."""
+        kind = self._types[name]
+        if name not in self._parts:
+            return np.array(self._values[name], dtype=object if kind is TEXT else kind)
+        return _joined(self._parts[name], kind)
 
     def write(self, group: h5py.Group, below: h5py.Group | None = None,
               parts: Sequence[str] = ()) -> None:
         """below: the group of edges and of these columns, which are in parts."""
         below = group if below is None else below
         for name, kind in self._types.items():
-            values = _joined(self._parts[name], kind) if name in self._parts else np.array(
-                self._values[name], dtype=object if kind is TEXT else kind)
+            values = self.column(name)
             owner = below if name in parts else group
             if kind is TEXT:
                 owner.create_dataset(name, data=values, dtype=kind)
@@ -115,6 +122,8 @@ def _joined(parts: Sequence[Sequence[Any] | NDArray[Any]], kind: Any) -> NDArray
     """All entries of a column whose parts are all arrays, or all lists."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts).astype(kind, copy=False)
+    if kind is TEXT:
+        return np.array(list(itertools.chain.from_iterable(parts)), object)
     return np.fromiter(itertools.chain.from_iterable(parts), kind)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep import experts
 from lockstep.caches import CacheHashes, joined
 from lockstep.contracts import rounding
-from lockstep.elements import Elements, views_of_torch
+from lockstep.elements import Elements, elements_of_many
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
@@ -26,7 +26,9 @@ from lockstep.sessions import Call, Sessions
 from lockstep.writer import Writer, check_point
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+CONTIGUOUS = torch.contiguous_format
 QUEUE_BYTES = 16 << 20  # of copies that are kept before the pass ends
+WRITTEN = ("attn.k_rope", "attn.v")  # what goes into a cache
 
 def rounding_of(model: nn.Module) -> dict[str, str]:
     """Where each point of the model rounds inside, as transformers computes it."""
@@ -84,7 +86,7 @@ def _copy_of(tensor: Tensor) -> Tensor:
     """In memory of its own, contiguous: the model may put something else into the tensor's."""
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=CONTIGUOUS)
 
 
 class Capture:
@@ -202,14 +204,19 @@ class Capture:
         return (not self.points or point in self.points) and \
             (not self.layers or layer < 0 or layer in self.layers)
 
+    def _needs(self, layer: int, point: str) -> bool:
+        return self._wants(layer, point) or \
+            (point in WRITTEN and self._wants(layer, "attn.kv"))
+
     def show(self, layer: int, point: str, tensor: Tensor, *shape: int) -> None:
         """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
-        if self._call is not None:
-            self._keep_for_later(Seen(layer, point, _copy_of(tensor), shape or tensor.shape[2:]))
-
-    def _keep_for_later(self, seen: Seen) -> None:
-        self._queue.append(seen)
-        self._queued += seen.tensor.nbytes
+        if self._call is None or not (self._everything or self._needs(layer, point)):
+            return
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        copy = tensor.clone(memory_format=CONTIGUOUS)
+        self._queue.append(Seen(layer, point, copy, shape or copy.shape[2:]))
+        self._queued += copy.nbytes
         if self._queued >= QUEUE_BYTES:
             self._show_queue()
 
@@ -217,16 +224,18 @@ class Capture:
         """What the pass has so far, in its order. Many small tensors are converted as one."""
         queue, self._queue, self._queued = self._queue, [], 0
         batch, show = self._keep.size, self.writer.show_elements
-        views = views_of_torch([seen.tensor for seen in queue])
-        for (layer, point, k, rows, v), (bits, name) in zip(queue, views):
+        known = iter(elements_of_many(
+            [seen.tensor for seen in queue if seen.values is None],
+            [seen.tensor.shape if seen.rows is None else (batch, *seen.rows) for seen in queue
+             if seen.values is None]))
+        for layer, point, k, rows, v in queue:
             if v is not None:
                 self._show_cache(layer, k, v)
                 continue
-            if rows is not None:
-                bits = bits.reshape(batch, *rows)
-                bits = bits if self._all else bits[self._keep]
-            elements = Elements(bits, name)
-            if point in ("attn.k_rope", "attn.v"):
+            elements = next(known)
+            if rows is not None and not self._all:
+                elements = Elements(elements.bits[self._keep], elements.dtype)
+            if point in WRITTEN:
                 self._written[point] = elements
             if self._everything or self._wants(layer, point):
                 show(point, layer, elements)
@@ -248,8 +257,9 @@ class Capture:
             call, layer = self._call, self._layer
             if call is not None and layer >= 0 and self._wants(layer, "attn.kv"):
                 end = call.session.columns    # a static cache has room for more
-                self._keep_for_later(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), None,
-                                          _copy_of(v[:, :, :end])))
+                self._queue.append(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), None,
+                                        _copy_of(v[:, :, :end])))
+                self._queued += 2 * self._queue[-1].tensor.nbytes
             made = inner(module, q, k, v, *args, **kwargs)
             if layer >= 0:
                 self.show(layer, "attn.out", made[0], self.heads, self.dim)
@@ -260,15 +270,18 @@ class Capture:
         """K and V as attention reads them: [batch, kv head, column, dim]."""
         call = self._call
         assert call is not None
-        self._caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
-                           self._written["attn.v"])
-        begin = call.session.columns - k.shape[2]  # a sliding one has let go of the first
-        hashes = self._caches.read(call.session, layer, k, v)
+        session, caches = call.session, self._caches
+        caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
+                     self._written["attn.v"])
+        begin = session.columns - k.shape[2]  # a sliding one has let go of the first
+        hashes = caches.read(session, layer, k, v)
         for b in dict.fromkeys(call.batch):
-            kept, request = call.session.keep[b, begin:], call.session.requests[b]
-            first, own = int(call.session.keep[b, :begin].sum()), hashes[b][kept]
-            tensor, written = None, self._caches.written(layer, request, first + len(own))
-            if np.array_equal(written[first:], own):
+            request, own = session.requests[b], hashes[b]
+            kept, first = session.keep[b, begin:], 0
+            if begin or not kept.all():
+                first, own = int(session.keep[b, :begin].sum()), own[kept]
+            tensor, written = None, caches.written(layer, request, first + len(own))
+            if written[first:].tobytes() == own.tobytes():
                 # What a sliding cache has let go of is hidden by the window: it is as it was.
                 first, own = 0, written
             else:
@@ -290,7 +303,7 @@ class Capture:
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
         if self._wants(-1, "logits"):
-            self._keep_for_later(Seen(-1, "logits", rows, None))
+            self._queue.append(Seen(-1, "logits", rows, None))
 
     # Hooks.
 

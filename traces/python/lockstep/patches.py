@@ -38,9 +38,13 @@ class AttentionFunctions:
     def __init__(self, inner: Any,
                  wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.inner, self.wrap = inner, wrap
+        self._wrapped: dict[Any, Callable[..., Any]] = {}  # by what it is around
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return self.wrap(self.inner.get_interface(name, default))
+        found = self.inner.get_interface(name, default)
+        if found not in self._wrapped:  # each layer asks in each pass
+            self._wrapped[found] = self.wrap(found)
+        return self._wrapped[found]
 
 
 Seen = Callable[[Tensor, Tensor, Tensor], None]  # of a product's x, weight and result

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import hdf5
-from lockstep.digest import BINS, COUNTS, NUMBERS, STATISTICS, Digest, xxh3
+from lockstep.digest import COUNTS, NUMBERS, Digests, xxh3
 from lockstep.elements import Elements
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, one_line
 from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
 from lockstep.points import AXES, LOGIT_POINTS, ORDER
@@ -31,16 +32,15 @@ INDEX_PARTS = ("shape", "exponent", "exponent_count", "run_request", "run_first"
                "row_xxh3")
 
 
-@dataclasses.dataclass(slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor of the index. A cache has hashes, a shape and a dtype even without its tensor."""
 
     number: int  # of its pass
     layer: int
     point: str
     tensor: Elements | None
-    runs: list[Run]
-    hashes: NDArray[np.uint64] = dataclasses.field(default_factory=lambda: NO_HASHES)
+    runs: Sequence[Run]
+    hashes: NDArray[np.uint64] = NO_HASHES
     cache_shape: tuple[int, ...] = ()
     cache_dtype: str = ""
 
@@ -57,21 +57,14 @@ class Entry:
         """Where it lies in the file; "": its hashes alone are kept."""
         if self.tensor is None:
             return ""
-        part = "model" if self.layer < 0 else f"layer{self.layer:03d}"
-        path = f"/tensors/pass{self.number:06d}/{part}/{self.point}"
+        path = _folder_of(self.number, self.layer) + self.point
         return f"{path}.request{self.runs[0][0]:06d}" if self.point == "attn.kv" else path
 
 
-class Cell(NamedTuple):
-    """What is kept of a tensor until the end: of the columns with one entry a tensor."""
-
-    number: int  # of its pass
-    layer: int
-    point: str
-    path: str
-    dtype: str
-    n: int
-    statistics: tuple[float, ...]  # in the order of STATISTICS
+@functools.lru_cache(maxsize=1024)
+def _folder_of(number: int, layer: int) -> str:
+    part = "model" if layer < 0 else f"layer{layer:03d}"
+    return f"/tensors/pass{number:06d}/{part}/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +90,32 @@ class Output:
             self._file = TensorFile(path)
         self._index = Columns(_index_types(), [f"{name}_edges" for name in
                                                 ("shape", "exponent", "run", "row_xxh3")])
-        self._cells: list[Cell] = []  # by seq
+        self._count = 0  # of rows of the index
         self._top: dict[int, dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = {}  # by pass
         self._chosen: dict[int, dict[Row, int]] = {}
 
-    def add(self, entries: Sequence[Entry], digests: Sequence[Digest],
-            passes: Sequence[PassRows]) -> None:
-        """Writes tensors, and their rows of the index. Passes come in order."""
-        paths = [entry.path for entry in entries]
+    def add(self, entries: Sequence[Entry], digests: Digests,
+            hashes: Sequence[NDArray[np.uint64]], passes: Sequence[PassRows]) -> None:
+        """Writes tensors, and their rows of the index. Passes come in order. hashes: of the rows
+        of each tensor."""
+        paths, first = [entry.path for entry in entries], self._count
         with self._trouble("written"):
             self._file.add((path, entry.tensor, seq) for seq, (path, entry)
-                           in enumerate(zip(paths, entries), len(self._cells)) if entry.tensor)
-        for entry, path, digest in zip(entries, paths, digests):
-            if entry.tensor is not None and entry.point in LOGIT_POINTS:
+                           in enumerate(zip(paths, entries), first) if entry.tensor)
+        for entry in entries:
+            if entry.point in LOGIT_POINTS and entry.tensor is not None:
                 rows = passes[entry.number].with_logits()
                 if entry.point == "logits":
                     self._top[entry.number] = dict(zip(rows, _best_of(entry.tensor)))
                 else:
                     self._chosen[entry.number] = dict(zip(rows, entry.tensor.bits.tolist()))
-            self._cells.append(Cell(entry.number, entry.layer, entry.point, path, entry.dtype,
-                                    digest.n, digest.numbers()))
-        _add_index_parts(self._index, entries, digests)
+        self._count += len(entries)
+        numbers, layers, points = list(zip(*entries))[:3]
+        self._index.extend(digests.columns | {
+            "seq": range(first, self._count), "pass": numbers, "layer": layers, "point": points,
+            "path": paths, "dtype": [entry.dtype for entry in entries],
+            "axes": [AXES[point] for point in points]})
+        _add_index_parts(self._index, entries, digests.exponents, hashes)
 
     def finish(self, facts: Facts) -> None:
         """Writes all that is no tensor, `complete` last, and seals the file."""
@@ -139,26 +137,24 @@ class Output:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            raise LockstepError(f"{self._path} cannot be {what} ({error}): choose another place "
-                                "for the trace") from error
+            raise LockstepError(f"{self._path} cannot be {what} ({one_line(error)}): choose "
+                                "another place for the trace") from error
 
     def _write_tables(self, file: h5py.File, facts: Facts) -> None:
-        passes, cells = facts.passes, self._cells
+        passes = facts.passes
         top = [self._top.get(number, {}) for number in range(len(passes))]
         chosen = [self._chosen.get(number, {}) for number in range(len(passes))]
         requests = facts.requests
         if requests is None:
             argmax = [{row: int(ids[0]) for row, (ids, _) in best.items()} for best in top]
             requests = requests_of(passes, argmax, chosen, facts.sampled)
-        statistics = dict(zip(STATISTICS, zip(*(cell.statistics for cell in cells))))
         _write_root(file, facts)
         _write_graph(file.create_group("graph"), facts.graph)
         _write_requests(file.create_group("requests"), requests)
-        _write_passes(file.create_group("passes"), passes, cells)
-        _fill_index(self._index, cells, statistics)
+        _write_passes(file.create_group("passes"), passes, self._index.column("pass"))
         _write_index(file.create_group("index"), self._index)
         _write_logits(file.create_group("logits"), passes, top, chosen)
-        _write_summary(file.create_group("summary"), cells, statistics, len(passes), facts.graph)
+        _write_summary(file.create_group("summary"), self._index, len(passes), facts.graph)
 
 
 def _axes_of(name: str) -> str:
@@ -174,30 +170,18 @@ def _index_types() -> dict[str, Any]:
             "row_xxh3": "u8"}
 
 
-def _fill_index(index: Columns, cells: Sequence[Cell], statistics: Mapping[str, Sequence[Any]]
-                ) -> None:
-    """The columns with one entry a tensor."""
-    for name in STATISTICS:
-        index.fill(name, statistics.get(name, ()))
-    index.fill("seq", range(len(cells)))
-    for name, values in zip(("pass", "layer", "point", "path", "dtype", "n"), zip(*cells)):
-        index.fill(name, values)
-    index.fill("axes", [AXES[cell.point] for cell in cells])
-
-
-def _add_index_parts(index: Columns, entries: Sequence[Entry], digests: Sequence[Digest]) -> None:
+def _add_index_parts(index: Columns, entries: Sequence[Entry], exponents: NDArray[np.int32],
+                     hashes: Sequence[NDArray[np.uint64]]) -> None:
     shapes = [entry.shape for entry in entries]
     index.add_many("shape_edges", list(map(len, shapes)),
                    {"shape": list(itertools.chain.from_iterable(shapes))})
-    exponents = np.array([digest.exponents for digest in digests]).reshape(-1, BINS)
     rows, bins = np.nonzero(exponents)
     index.add_many("exponent_edges", np.bincount(rows, minlength=len(entries)),
                    {"exponent": bins, "exponent_count": exponents[rows, bins]})
     runs = np.array([run for entry in entries for run in entry.runs], np.int64).reshape(-1, 3)
     index.add_many("run_edges", [len(entry.runs) for entry in entries],
                    dict(zip(("run_request", "run_first", "run_count"), runs.T)))
-    index.add_many("row_xxh3_edges", [len(entry.hashes) for entry in entries],
-                   {"row_xxh3": np.concatenate([entry.hashes for entry in entries])})
+    index.add_many("row_xxh3_edges", list(map(len, hashes)), {"row_xxh3": np.concatenate(hashes)})
 
 
 def _best_of(logits: Elements) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -246,8 +230,9 @@ def _write_requests(group: h5py.Group, requests: Sequence[Request]) -> None:
     columns.write(group)
 
 
-def _write_passes(group: h5py.Group, passes: Sequence[PassRows], cells: Sequence[Cell]) -> None:
-    """The rows of each pass. Of pages nothing is known."""
+def _write_passes(group: h5py.Group, passes: Sequence[PassRows],
+                  numbers: NDArray[np.int64]) -> None:
+    """The rows of each pass; `numbers` has that of each tensor. Of pages nothing is known."""
     columns = Columns({"number": "i4", "pass": "i4", "request": "i4", "position": "i4",
                        "slot": "i8", "phase": "u1", "token": "i4", "logit_rows": "i4",
                        "table_pass": "i4", "table_request": "i4"},
@@ -263,8 +248,7 @@ def _write_passes(group: h5py.Group, passes: Sequence[PassRows], cells: Sequence
         columns.add_parts("logit_row_edges", {"logit_rows": run.logit_rows})
         columns.add_parts("table_edges", {"table_pass": (), "table_request": ()})
     columns.write(group)
-    tensors = np.bincount(np.array([cell.number for cell in cells], np.int64),
-                          minlength=len(passes))
+    tensors = np.bincount(numbers, minlength=len(passes))
     group.create_dataset("tensor_edges", data=np.cumsum([0, *tensors], dtype="i8"))
     group.create_dataset("pages", data=np.zeros(0, "i4"))
     group.create_dataset("page_edges", data=np.zeros(1, "i8"))
@@ -314,14 +298,12 @@ def _write_logits(group: h5py.Group, passes: Sequence[PassRows],
             columns.add({"pass": number, "request": row.request, "position": row.position,
                          "chosen": chosen[number].get(row, -1), "ids": ids, "values": values,
                          "margin": values[0] - values[1] if kept > 1 else math.inf})
-        ends.append(len(columns.entries("pass")))
+        ends.append(columns.count("pass"))
     columns.write(group)
     group.create_dataset("edges", data=np.array(ends, "i8"))
 
 
-def _write_summary(group: h5py.Group, cells: Sequence[Cell],
-                   statistics: Mapping[str, Sequence[Any]], passes: int, graph: Sequence[Node]
-                   ) -> None:
+def _write_summary(group: h5py.Group, index: Columns, passes: int, graph: Sequence[Node]) -> None:
     """A picture of the run: by pass, layer and point."""
     group.attrs.update({"NX_class": "NXdata", "signal": "rms"})
     group.attrs.create("axes", ["pass", "layer", "point"], dtype=TEXT)
@@ -332,15 +314,15 @@ def _write_summary(group: h5py.Group, cells: Sequence[Cell],
         kind = TEXT if name == "point" else values.dtype
         group.create_dataset(name, data=values, dtype=kind).make_scale(name)
     shape = tuple(len(values) for values in scales.values())
-    known = {name: np.array(statistics.get(name, ()), np.float64)
+    known = {name: index.column(name)
              for name in ("rms", "absmax", "mean", "nan", "posinf", "neginf")}
     seen = known["nan"] >= 0
     known["nonfinite"] = known["nan"] + known["posinf"] + known["neginf"]
-    places = np.array([(cell.number, cell.layer + 1, ORDER[cell.point]) for cell in cells],
-                      np.int64).reshape(-1, 3)[seen]
+    places = (index.column("pass")[seen], index.column("layer")[seen] + 1,
+              np.array([ORDER[point] for point in index.column("point")], np.int64)[seen])
     for signal in ("rms", "absmax", "mean", "nonfinite"):
         cube = np.full(shape, np.nan)
-        cube[tuple(places.T)] = known[signal][seen]
+        cube[places] = known[signal][seen]
         data = group.create_dataset(signal, data=cube)
         for axis, name in enumerate(scales):
             data.dims[axis].attach_scale(group[name])

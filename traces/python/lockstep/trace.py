@@ -18,6 +18,7 @@ from lockstep.digest import COUNTS, NUMBERS
 from lockstep.elements import Elements
 from lockstep.errors import LockstepError, check
 from lockstep.graph import Node
+from lockstep.journal import Journal, JournalTensor
 from lockstep.points import AXES, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS
 from lockstep.rows import PassRows, Request, Row
 from lockstep.writer import check_point
@@ -49,7 +50,7 @@ class TensorInfo:
 
 
 class Trace:
-    """A saved trace, X.h5 or X.trace, ours or another's.
+    """A saved trace, X.h5, X.trace or X.journal, ours or another's.
 
         trace = Trace("x.h5")
         trace["attn.q", 3]                 # every row of every pass, [row, head, dim]
@@ -64,22 +65,56 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
         self._files = [_open(part) for part in _parts(self.path)]
-        last = self._files[-1]
-        self.provenance: dict[str, str] = {name: str(text) for name, text
-                                           in last["provenance"].attrs.items()
-                                           if name != "schema_json"}
-        self.schema: dict[str, str] = json.loads(last["provenance"].attrs.get("schema_json", "{}"))
-        self.dtype = str(last.attrs["dtype"])
-        self.graph = _read_graph(last["graph"])
-        self.requests = _read_requests(last["requests"])
+        self._from_journal: list[JournalTensor] = []
         self.passes: list[PassRows] = []
         self.tensors: list[TensorInfo] = []
-        self._file_of: list[h5py.File] = []
+        self._file_of: list[h5py.File | None] = []
+        numbers: list[int] = []  # of passes
+        if self._files:
+            self._read_facts(self._files[-1])
         for file in self._files:
+            numbers += _column(file["passes"], "number").tolist()
             self.passes += _read_passes(file["passes"])
             found = list(_read_index(file["index"]))
             self.tensors += found
             self._file_of += [file] * len(found)
+        journal = _journal_of(self.path)
+        if journal is not None:
+            self._add(Journal(journal), numbers)
+
+    def _read_facts(self, file: h5py.File) -> None:
+        self.provenance: dict[str, str] = {name: str(text) for name, text
+                                           in file["provenance"].attrs.items()
+                                           if name != "schema_json"}
+        self.schema: dict[str, str] = json.loads(file["provenance"].attrs.get("schema_json", "{}"))
+        self.dtype = str(file.attrs["dtype"])
+        self.graph = _read_graph(file["graph"])
+        self.requests = _read_requests(file["requests"])
+
+    def _add(self, journal: Journal, numbers: list[int]) -> None:
+        """Takes the passes that no segment has."""
+        told = journal.manifest
+        self.provenance, self.schema = told["provenance"], told["schema"]
+        self.dtype = told["dtype"]
+        self.graph = [Node(node["point"], node["layer"], tuple(node["inputs"]))
+                      for node in told["graph"]]
+        self.requests = [Request(*(one[name] for name in (
+            "id", "prompt", "tokens", "forced", "argmax", "sampled", "name")))
+            for one in told["requests"]]
+        there = set(numbers)
+        for one in journal.passes:
+            if one.number in there:
+                continue
+            numbers.append(one.number)
+            self.passes.append(one.rows)
+            self._from_journal += one.tensors
+            self.tensors += [TensorInfo(t.seq, t.number, t.layer, t.point, t.dtype, t.shape, "",
+                                        t.rows) for t in one.tensors]
+            self._file_of += [None] * len(one.tensors)
+        self.passes = [self.passes[i] for i in np.argsort(numbers, kind="stable")]
+        order = np.argsort([info.seq for info in self.tensors], kind="stable").tolist()
+        self.tensors = [self.tensors[i] for i in order]
+        self._file_of = [self._file_of[i] for i in order]
 
     def __enter__(self) -> Trace:
         return self
@@ -137,7 +172,7 @@ class Trace:
         """The bits of one tensor as they are in the file."""
         check(info.kept, f"{self.path}: of {info.point} in pass {info.number} the digest alone was "
               "kept")
-        return hdf5.read_tensor(self._file_of[self.tensors.index(info)], info.path, info.dtype)
+        return self._read(self.tensors.index(info))
 
     def index(self) -> pandas.DataFrame:
         """A row a tensor: pass, layer, point, dtype, shape, and its statistics. Needs pandas."""
@@ -145,10 +180,12 @@ class Trace:
         names = ("seq", "pass", "layer", "point", "dtype", "axes", "path", "n", *COUNTS, *NUMBERS,
                  "xxh3")
         columns: dict[str, Any] = {
-            name: np.concatenate([_column(file["index"], name) for file in self._files])
+            name: np.concatenate([*(_column(file["index"], name) for file in self._files),
+                                  [_of_journal(tensor, name) for tensor in self._from_journal]])
             for name in names}
-        columns["shape"] = [info.shape for info in self.tensors]
-        return pandas.DataFrame(columns).set_index("seq")
+        found = pandas.DataFrame(columns).set_index("seq").sort_index()
+        found["shape"] = [info.shape for info in self.tensors]
+        return found
 
     def dataset(self, *points: str) -> xarray.Dataset:
         """The tensors of these points (all that are kept whole), with layer, row and the point's
@@ -188,11 +225,16 @@ class Trace:
         check(found, f"{self.path}: the trace has no {point}{where}")
         return found
 
+    def _read(self, i: int, rows: NDArray[np.int64] | None = None) -> Elements:
+        file, info = self._file_of[i], self.tensors[i]
+        assert file is not None  # what a journal has is not kept
+        return hdf5.read_tensor(file, info.path, info.dtype, rows)
+
     def _values(self, i: int, rows: NDArray[np.int64]) -> NDArray[Any]:
         info = self.tensors[i]
         check(info.kept, f"{self.path}: of {info.point} in pass {info.number} the digest alone was "
               "kept, not its numbers")
-        elements = hdf5.read_tensor(self._file_of[i], info.path, info.dtype, rows)
+        elements = self._read(i, rows)
         return elements.bits if info.point in INTEGER_POINTS else elements.values()
 
 
@@ -205,14 +247,32 @@ def _import(name: str) -> types.ModuleType:
                             ) from error
 
 
+def _journal_of(path: pathlib.Path) -> pathlib.Path | None:
+    """The journal of a trace, which has the passes of which no tensor was kept."""
+    if path.suffix == ".journal":
+        return path
+    inside = path / "run.journal"
+    return inside if path.is_dir() and inside.exists() else None
+
+
+def _of_journal(tensor: JournalTensor, name: str) -> Any:
+    """A column of the index."""
+    if name == "pass":
+        return tensor.number
+    if name in ("axes", "path"):
+        return AXES[tensor.point] if name == "axes" else ""
+    return getattr(tensor if hasattr(tensor, name) else tensor.digest, name)
+
+
 def _parts(path: pathlib.Path) -> list[pathlib.Path]:
     """The HDF5 files of a trace, in order."""
     if path.is_dir():
         found = sorted(path.glob("seg-*.h5"))
-        check(found, f"{path} has no segments seg-000000.h5, ...: a trace was wanted")
+        check(found or _journal_of(path), f"{path} has no run.journal and no segments "
+              "seg-000000.h5, ...: a trace was wanted")
         return found
-    check(path.is_file(), f"{path} is not there: a trace X.h5 or X.trace was wanted")
-    return [path]
+    check(path.is_file(), f"{path} is not there: a trace X.h5, X.trace or X.journal was wanted")
+    return [] if path.suffix == ".journal" else [path]
 
 
 def _open(path: pathlib.Path) -> h5py.File:
@@ -225,7 +285,7 @@ def _open(path: pathlib.Path) -> h5py.File:
     check(attributes.get("format") == "lockstep", f"{path} is no trace: its root has no attribute "
           "format = lockstep")
     version = str(attributes.get("format_version"))
-    check(version.startswith("2."), f"{path} is of format version {version}, 2.1 was wanted: write "
+    check(version.startswith("2."), f"{path} is of format version {version}, 2.2 was wanted: write "
           "it anew")
     return file
 

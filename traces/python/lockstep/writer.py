@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import tables
-from lockstep.digest import digest_of_rows, digests_of, row_hashes
+from lockstep.digest import Digests, row_hashes
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.graph import ConfigLike, Node, graph_of, read_config
@@ -23,7 +23,8 @@ from lockstep.tables import Entry
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
 Hashes = NDArray[np.uint64]
-PENDING_BYTES = 64 << 20  # of tensors that are kept in memory before they are written
+# Of tensors that are kept in memory before they are written.
+PENDING_BYTES, PENDING_COUNT = 64 << 20, 1 << 10
 
 
 class Writer:
@@ -121,9 +122,10 @@ class Writer:
     def show_elements(self, point: str, layer: int, elements: Elements) -> None:
         """The same of all rows, in memory that nobody changes any more."""
         self._check_place(point, layer)
-        run = self._passes[-1]
-        self._show(point, layer, elements,
-                   run.with_logits() if point in LOGIT_POINTS else run.rows)
+        if point in LOGIT_POINTS:
+            self._show(point, layer, elements, self._passes[-1].with_logits())
+        else:
+            self._show(point, layer, elements, self._passes[-1].rows)
 
     def logits_of(self, rows: Sequence[int]) -> None:
         """Which rows of the pass get logits, where that is not known before it begins."""
@@ -217,26 +219,27 @@ class Writer:
         if not self.dtype and entry.dtype != "int32" and entry.point not in FLOAT32_POINTS:
             self.dtype = entry.dtype
         self._pending.append(entry)
-        self._pending_bytes += entry.tensor.nbytes if entry.tensor else 0
-        if self._pending_bytes >= PENDING_BYTES:
+        if entry.tensor is not None:
+            self._pending_bytes += entry.tensor.bits.nbytes
+        if self._pending_bytes >= PENDING_BYTES or len(self._pending) >= PENDING_COUNT:
             self._write_pending()
 
     def _write_pending(self) -> None:
         """Puts what was shown into the file, with digests."""
         entries, self._pending, self._pending_bytes = self._pending, [], 0
-        known = [entry.tensor for entry in entries if entry.tensor and entry.point != "attn.kv"]
-        made = iter(digests_of(known))
-        digests = []
-        for entry in entries:
-            if entry.point == "attn.kv" or entry.tensor is None:
-                digests.append(digest_of_rows(entry.hashes, math.prod(entry.shape)))
-            else:
-                digest = next(made)
-                digests.append(digest)
-                entry.hashes = np.array([digest.xxh3] if entry.shape[0] == 1 else
-                                        row_hashes(entry.tensor.bits), np.uint64)
-        if entries:
-            self._file.add(entries, digests, self._passes)
+        if not entries:
+            return
+        digests = Digests(len(entries))
+        marks = [entry.hashes for entry in entries]
+        known = {i: entry.tensor for i, entry in enumerate(entries)
+                 if entry.tensor and entry.point != "attn.kv"}
+        digests.put(list(known), list(known.values()))
+        for i, (bits, _) in known.items():
+            marks[i] = digests.columns["xxh3"][i:i + 1] if len(bits) == 1 else \
+                np.array(row_hashes(bits), np.uint64)
+        for i in sorted(set(range(len(entries))).difference(known)):
+            digests.put_hashes(i, marks[i], math.prod(entries[i].shape))
+        self._file.add(entries, digests, marks, self._passes)
 
 
 def check_point(point: str) -> None:
