@@ -63,6 +63,48 @@ Tensor last_of_row_before(const Asked& a, double) {
 Tensor of_row_zero(const Asked& a, double) {
   return a.rows() < 2 ? Tensor() : a.right().narrow(0, 0, 1).expand_as(a.right());
 }
+// A tile of rows whose inputs are not moved on for those that follow it.
+std::vector<double> row_tiles(const Asked& a) {
+  std::vector<double> all;
+  for (const int64_t tile : {2, 4, 8, 16, 32, 64, 128, 256})
+    if (tile < a.rows()) all.push_back(static_cast<double>(tile));
+  return all;
+}
+Tensor of_first_tile(const Asked& a, double size) {
+  const Tensor y = a.right().clone();
+  const auto tile = static_cast<int64_t>(size);
+  for (int64_t row = tile; row < a.rows(); ++row)
+    y.select(0, row).copy_(a.right().select(0, row % tile));
+  return y;
+}
+Tensor rows_past_zero(const Asked& a, double size) {
+  const Tensor y = a.right().clone();
+  const auto tile = static_cast<int64_t>(size);
+  y.narrow(0, tile, a.rows() - tile).fill_(0);
+  return y;
+}
+// Heads of the result as [a, b] blocks, turned to [b, a].
+Tensor heads_turned(const Asked& a, int64_t outer, int64_t inner) {
+  const Tensor y = a.right();
+  if (a.place().point->head_axis < 0 || y.dim() < 3 || outer < 2 || inner < 2 ||
+      y.size(1) != outer * inner)
+    return {};
+  return y.unflatten(1, {outer, inner}).transpose(1, 2).flatten(1, 2);
+}
+Tensor by_group(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return heads_turned(a, r.kv_heads, r.heads / r.kv_heads);
+}
+Tensor by_kv(const Asked& a, double) {
+  const Recipe& r = a.model().recipe;
+  return heads_turned(a, r.heads / r.kv_heads, r.kv_heads);
+}
+// [dims, heads] stored where [heads, dims] is read, and the other way.
+Tensor dims_before_heads(const Asked& a, double) {
+  const Tensor y = a.right();
+  if (a.place().point->head_axis < 0 || y.dim() < 3 || y.size(1) < 2) return {};
+  return y.transpose(1, 2).reshape(y.sizes());
+}
 Tensor of_head(const Asked& a, double by) {
   if (a.place().point->head_axis < 0 || a.right().dim() < 3 || a.right().size(1) < 2) return {};
   return a.right().roll(-static_cast<int64_t>(by), 1);
@@ -132,7 +174,12 @@ constexpr Hypothesis kAny[] = {
     {"the result of the row {:+g} in the pass", of_row, neighbours},
     {"the last row of each request made of the row before it", last_of_row_before},
     {"the result of the pass's first row in every row", of_row_zero},
+    {"the results of the first {:g} rows again in those that follow", of_first_tile, row_tiles},
+    {"the rows past the first {:g} never computed: zeros", rows_past_zero, row_tiles},
     {"the result of the head {:+g}", of_head, heads},
+    {"heads in another order: (head of group, group)", by_group},
+    {"heads in another order: (group, head of group)", by_kv},
+    {"its result stored as [dims, heads]", dims_before_heads},
     {"its input handed on", input_handed_on},
     {"its second input handed on", second_handed_on},
     {"the right result negated", negated},

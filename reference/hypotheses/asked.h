@@ -71,7 +71,9 @@ std::span<const Hypothesis> norm_hypotheses();
 std::span<const Hypothesis> rope_hypotheses();
 std::span<const Hypothesis> attention_hypotheses();
 std::span<const Hypothesis> softmax_hypotheses();  // of attention
+std::span<const Hypothesis> quantised_attention_hypotheses();
 std::span<const Hypothesis> linear_hypotheses();
+std::span<const Hypothesis> quantised_linear_hypotheses();
 std::span<const Hypothesis> silu_mul_hypotheses();
 std::span<const Hypothesis> add_hypotheses();
 std::span<const Hypothesis> gather_hypotheses();

@@ -154,6 +154,7 @@ class Attending {
     const at::Tensor k = by_head(part.k().nan_to_num()), v = by_head(part.v().nan_to_num());
     at::Tensor scores = scores_of(part.tensors_->q, k);
     if (how_.scores) scores = how_.scores(scores);
+    if (how_.bias) scores = scores + how_.bias(part);
     scores = scores.masked_fill(seen.logical_not().unsqueeze(0), kNever);
     at::Tensor out;
     if (how_.mix) {

@@ -40,6 +40,8 @@ struct Attention {
   std::function<int64_t(const Part&)> extra;                   // keys past the context, NaN
   std::function<Part(const Part&)> other;                      // with another cache
   std::function<at::Tensor(const at::Tensor& scores)> scores;  // after they are scaled
+  // Added to them then, [heads, queries, keys] or what broadcasts to it.
+  std::function<at::Tensor(const Part&)> bias;
   // Weights [heads, queries, keys] of masked scores, and then the result of weights and V [heads,
   // keys, dim].
   std::function<at::Tensor(const at::Tensor& scores)> softmax;

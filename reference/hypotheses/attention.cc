@@ -6,8 +6,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -166,6 +168,101 @@ Tensor first_split_alone(const Asked& a, double size) {
     return (p.keys() <= p.positions()) & (p.keys() < size) & p.in_window();
   };
   return attend(a, how);
+}
+
+// The same where whole parts are counted off the context, whatever the query.
+Tensor part_page_left_out(const Asked& a, double size) {
+  Attention how;
+  how.mask = [size](const Part& p) {
+    const double full = std::floor(static_cast<double>(p.length) / size) * size;
+    return (p.keys() <= p.positions()) &
+           ((p.keys() < full) | (full == 0 ? p.keys() >= 0 : p.keys() < 0)) & p.in_window();
+  };
+  return attend(a, how);
+}
+std::vector<double> splits_and_page(const Asked& a) {
+  std::vector<double> all = splits(a);
+  const auto page = static_cast<double>(a.op().page_size);
+  if (page > 0 && std::ranges::count(all, page) == 0) all.push_back(page);
+  return all;
+}
+// Keys that are in two splits: their weights are added twice.
+Tensor counted_twice(const Asked& a, Tensor (*twice)(const Part& part, double size), double size) {
+  Attention how;
+  bool any = false;
+  how.bias = [&](const Part& p) {
+    any = any || static_cast<double>(p.length) > size;
+    return twice(p, size).to(at::kDouble) * std::numbers::ln2;
+  };
+  const Tensor out = attend(a, how);
+  return any ? out : Tensor();
+}
+// A shared prefix that is merged with an attention which has seen it.
+Tensor prefix_twice(const Asked& a, double size) {
+  return counted_twice(
+      a, [](const Part& p, double n) { return p.keys() < n; }, size);
+}
+// Ends of splits that are counted in.
+Tensor borders_twice(const Asked& a, double size) {
+  return counted_twice(
+      a,
+      [](const Part& p, double n) {
+        return (p.keys().remainder(n) == 0).logical_and(p.keys() > 0);
+      },
+      size);
+}
+// A bias by distance, of models without RoPE (ALiBi): -slope (position - key). The slopes of 2^n
+// heads are 2^(-8 h / 2^n); for other numbers of heads those between are taken from twice as many.
+Tensor with_slopes(const Asked& a, const std::vector<double>& slopes) {
+  Attention how;
+  const Tensor slope = a.tensor(slopes).view({-1, 1, 1});
+  how.bias = [&](const Part& p) { return -slope * (p.positions() - p.keys()).unsqueeze(0); };
+  return attend(a, how);
+}
+Tensor biased_by_distance(const Asked& a, double) {
+  const int64_t heads = a.model().recipe.heads;
+  const auto whole = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  std::vector<double> slopes;
+  for (int64_t h = 0; h < heads; ++h) {
+    const double of = static_cast<double>(h < whole ? 2 * (h + 1) : 2 * (h - whole) + 1);
+    slopes.push_back(std::exp2(-8 * of / static_cast<double>(2 * whole)));
+  }
+  return with_slopes(a, slopes);
+}
+Tensor biased_evenly(const Asked& a, double) {
+  const int64_t heads = a.model().recipe.heads;
+  std::vector<double> slopes;
+  for (int64_t h = 0; h < heads; ++h)
+    slopes.push_back(std::exp2(-8 * static_cast<double>(h + 1) / static_cast<double>(heads)));
+  return with_slopes(a, slopes);
+}
+// Parts of a score that are never added up: of a warp that has so many dims.
+std::vector<double> dims_alone(const Asked& a) {
+  std::vector<double> all;
+  const int64_t dim = a.model().recipe.head_dim;
+  for (const int64_t some : {8, 16, 32, 64, 128})
+    if (some < dim) all.push_back(static_cast<double>(some));
+  if (dim % 2 == 0 && std::ranges::count(all, static_cast<double>(dim) / 2) == 0)
+    all.push_back(static_cast<double>(dim) / 2);
+  return all;
+}
+Tensor scored_over(const Asked& a, int64_t first, int64_t count) {
+  Attention how;
+  how.other = [=](const Part& p) {
+    Part other = p;
+    const Tensor k = at::zeros_like(p.k());
+    k.narrow(-1, first, count).copy_(p.k().narrow(-1, first, count));
+    other.set_cache(k, p.v());
+    return other;
+  };
+  return attend(a, how);
+}
+Tensor scored_over_first(const Asked& a, double count) {
+  return scored_over(a, 0, static_cast<int64_t>(count));
+}
+Tensor scored_over_last(const Asked& a, double count) {
+  const auto some = static_cast<int64_t>(count);
+  return scored_over(a, a.model().recipe.head_dim - some, some);
 }
 
 // The K/V head of each query head.
@@ -329,6 +426,14 @@ constexpr Hypothesis kAttention[] = {
     {"the K of the key {:+g} read for each", key_shifted, neighbours},
     {"the last split of {:g} keys left out", last_split_left_out, splits},
     {"the first split of {:g} keys alone", first_split_alone, splits},
+    {"the keys of a last page of {:g} that is not full left out", part_page_left_out,
+     splits_and_page},
+    {"the first {:g} keys counted twice", prefix_twice, splits_and_page},
+    {"the first key of each split of {:g} counted twice", borders_twice, splits},
+    {"a bias by distance added (ALiBi)", biased_by_distance},
+    {"a bias by distance added, of slopes 2^(-8 h / heads)", biased_evenly},
+    {"its scores over the first {:g} dims alone", scored_over_first, dims_alone},
+    {"its scores over the last {:g} dims alone", scored_over_last, dims_alone},
     {"V of the last K/V head times {:g}", last_v_scaled, v_factors},
 };
 

@@ -10,6 +10,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -194,6 +195,30 @@ Tensor by_position(const Asked& a, double) {
 Tensor padding_id(const Asked& a, double) {
   return of_ids(a, [](size_t, int64_t) { return int64_t{0}; });
 }
+// A vocabulary in parts, of which one alone was looked up: zeros for the ids of the others.
+std::vector<double> id_borders(const Asked& a) {
+  std::vector<double> all;
+  const int64_t vocab = a.model().config.vocab;
+  for (const int64_t parts : {2, 4, 8})
+    for (int64_t part = 1; part < parts; ++part)
+      all.push_back(static_cast<double>((vocab + parts - 1) / parts * part));
+  for (int64_t power = 256; power < vocab; power *= 2) all.push_back(static_cast<double>(power));
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+Tensor zeros_where(const Asked& a, auto is_zero) {
+  const Tensor y = a.right().clone();
+  for (size_t i = 0; i < a.op().call.tokens.size(); ++i)
+    if (is_zero(int64_t{a.op().call.tokens[i]})) y.select(0, static_cast<int64_t>(i)).fill_(0);
+  return y;
+}
+Tensor ids_from_zero(const Asked& a, double border) {
+  return zeros_where(a, [=](int64_t id) { return static_cast<double>(id) >= border; });
+}
+Tensor ids_below_zero(const Asked& a, double border) {
+  return zeros_where(a, [=](int64_t id) { return static_cast<double>(id) < border; });
+}
 Tensor normalised(const Asked& a, double) { return a.right() * std::sqrt(a.model().config.hidden); }
 Tensor with_position(const Asked& a, double) {
   const Tensor position = by_position(a, 0);
@@ -207,6 +232,8 @@ constexpr Hypothesis kGather[] = {
     {"the embedding of the id 0 for every token", padding_id},
     {"the embedding times sqrt(hidden), as Gemma's", normalised},
     {"an embedding of the position added", with_position},
+    {"zeros for ids from {:g} on", ids_from_zero, id_borders},
+    {"zeros for ids below {:g}", ids_below_zero, id_borders},
 };
 
 }  // namespace

@@ -16,17 +16,17 @@ namespace {
 
 using Table = std::span<const Hypothesis> (*)();
 
-// A kind may have two tables; an empty place is null.
+// A kind may have several tables; an empty place is null.
 struct KindTables {
   OpKind kind;
-  std::array<Table, 2> tables;
+  std::array<Table, 3> tables;
 };
 constexpr KindTables kTables[] = {
     {OpKind::gather, {gather_hypotheses}},
     {OpKind::norm, {norm_hypotheses}},
-    {OpKind::linear, {linear_hypotheses}},
+    {OpKind::linear, {linear_hypotheses, quantised_linear_hypotheses}},
     {OpKind::rope, {rope_hypotheses}},
-    {OpKind::attention, {attention_hypotheses, softmax_hypotheses}},
+    {OpKind::attention, {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses}},
     {OpKind::silu_mul, {silu_mul_hypotheses}},
     {OpKind::add, {add_hypotheses}},
     {OpKind::softmax, {expert_weight_hypotheses}},

@@ -262,6 +262,12 @@ Tensor before_its_norm(const Asked& a, double) {
 Tensor capped(const Asked& a, double cap) {
   return a.place().point->name == "logits" ? cap * at::tanh(a.right() / cap) : Tensor();
 }
+// The same of logits that were stored before.
+Tensor capped_stored(const Asked& a, double cap) {
+  return a.place().point->name == "logits"
+             ? cap * at::tanh(a.in_dtype(a.right(), a.op().got.dtype) / cap)
+             : Tensor();
+}
 std::vector<double> caps(const Asked&) { return {15, 30, 50}; }
 
 constexpr Hypothesis kLinear[] = {
@@ -300,6 +306,7 @@ constexpr Hypothesis kLinear[] = {
     {"its last {:g} outputs made of the weights of those before them", last_outputs_repeat, tiles},
     {"the product of what its norm reads, without the norm", before_its_norm},
     {"its result capped at {:g} by tanh", capped, caps},
+    {"its result capped at {:g} by tanh", capped_stored, caps},
 };
 
 }  // namespace

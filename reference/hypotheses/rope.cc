@@ -6,8 +6,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <bit>
@@ -107,6 +110,39 @@ Tensor no_minus(const Asked& a, double) {
   const auto halves = a.input(0).chunk(2, -1);
   const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
   return at::cat({halves[0] * c + halves[1] * s, halves[1] * c + halves[0] * s}, -1);
+}
+// A rotation in place, whose second line reads what the first has written; `stored`: rounded to the
+// run's dtype by then, or still in a register.
+Tensor in_place(const Asked& a, bool second_first, bool stored) {
+  const Tables t = right_tables(a);
+  const auto halves = a.input(0).chunk(2, -1);
+  const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
+  const auto written = [&](const Tensor& y) { return stored ? a.in_dtype(y, a.model().run) : y; };
+  if (second_first) {
+    const Tensor second = written(halves[1] * c + halves[0] * s);
+    return at::cat({halves[0] * c - second * s, second}, -1);
+  }
+  const Tensor first = written(halves[0] * c - halves[1] * s);
+  return at::cat({first, halves[1] * c + first * s}, -1);
+}
+Tensor in_place_stored(const Asked& a, double) { return in_place(a, false, true); }
+Tensor in_place_held(const Asked& a, double) { return in_place(a, false, false); }
+Tensor in_place_back_stored(const Asked& a, double) { return in_place(a, true, true); }
+Tensor in_place_back_held(const Asked& a, double) { return in_place(a, true, false); }
+// Pairs whose angles were taken at position 0, as those of an axis are that text does not have:
+// the result tells which they are.
+Tensor some_pairs_left(const Asked& a, double) {
+  const Tables t = right_tables(a);
+  const Tensor right = turned(a, t), x = a.input(0), got = a.got().view(x.sizes());
+  const auto off = [&](const Tensor& y) {
+    const auto parts = (got - y).square().sum(at::IntArrayRef{0, 1}).chunk(2, -1);
+    return parts[0] + parts[1];
+  };
+  const Tensor left = (off(x) < off(right)).unsqueeze(0);
+  const int64_t count = left.sum().item<int64_t>();
+  if (count == 0 || count == pairs_of(a)) return {};
+  return turned(a, {at::where(left, at::ones_like(t.cos), t.cos),
+                    at::where(left, at::zeros_like(t.sin), t.sin)});
 }
 Tensor halves_exchanged(const Asked& a, double) {
   const auto halves = a.input(0).chunk(2, -1);
@@ -362,6 +398,10 @@ constexpr Hypothesis kRope[] = {
     {"RoPE without the minus of the first half", no_minus},
     {"RoPE with the halves of a head exchanged", halves_exchanged},
     {"RoPE of halves by the tables of interleaved pairs", tables_of_pairs},
+    {"RoPE in place: the second half turned with the first one's result", in_place_stored},
+    {"RoPE in place: the second half turned with the first one's result", in_place_held},
+    {"RoPE in place: the first half turned with the second one's result", in_place_back_stored},
+    {"RoPE in place: the first half turned with the second one's result", in_place_back_held},
     {"RoPE by tables rounded to bf16", tables_in_bf16},
     {"RoPE by tables rounded to fp16", tables_in_fp16},
     {"RoPE at positions rounded to {:g} bits", positions_rounded, position_bits},
@@ -375,6 +415,7 @@ constexpr Hypothesis kRope[] = {
     {"RoPE over the first {:g} of the dims, as a head of their own", first_dims, fractions},
     {"RoPE over the first half of the dims by its own frequencies", pair_tables_first_dims},
     {"RoPE of head 0 alone", first_head_alone},
+    {"RoPE with some of its pairs not turned", some_pairs_left},
     {"normed after RoPE", normed_after},
     {"RoPE and the softmax's scale on top", scaled_query},
 };

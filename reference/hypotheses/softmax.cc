@@ -7,6 +7,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
@@ -161,6 +162,54 @@ Tensor partials_in_fp16(const Asked& a, double size) {
   return merged(a, size, right_weight,
                 [&](const Tensor& mean) { return a.in_dtype(mean, DType::f16); });
 }
+// An online softmax goes over blocks of keys with the largest score so far, m, the sum l of
+// e^(s - m), and y, the same of V: at each new m both are scaled by e^(m before - m). These forget
+// to scale both, y or l, or divide by l after each block where it is due once, at the end.
+enum class Forgotten : uint8_t { both, values, sum, division };
+Tensor online(const Asked& a, double size, Forgotten what) {
+  const auto step = static_cast<int64_t>(size);
+  bool several = false;
+  Attention how;
+  how.mix = [&](const Tensor& scores, const Tensor& v) {
+    Tensor m, l, y;
+    several = several || scores.size(-1) > step;
+    for (int64_t first = 0; first < scores.size(-1); first += step) {
+      const int64_t count = std::min(step, scores.size(-1) - first);
+      const Tensor part = scores.narrow(-1, first, count);
+      const Tensor top = part.amax(-1, true), now = m.defined() ? at::maximum(m, top) : top;
+      const Tensor shown = at::where(now.isinf(), at::zeros_like(now), now);
+      const Tensor p = (part - shown).exp();
+      const Tensor of_p = p.sum(-1, true), of_v = at::bmm(p, v.narrow(1, first, count));
+      const Tensor scale = m.defined() ? (m - shown).exp() : Tensor();
+      const bool scales_sum = what == Forgotten::values || what == Forgotten::division;
+      const bool scales_values = what == Forgotten::sum || what == Forgotten::division;
+      l = l.defined() ? (scales_sum ? l * scale : l) + of_p : of_p;
+      y = y.defined() ? (scales_values ? y * scale : y) + of_v : of_v;
+      if (what == Forgotten::division) y = (y / l).nan_to_num(0);
+      m = now;
+    }
+    return what == Forgotten::division ? y : y / l;
+  };
+  const Tensor out = attend(a, how);
+  return several ? out : Tensor();
+}
+// Blocks from one key to a tile; more than these would take long, of a long context.
+std::vector<double> blocks(const Asked& a) {
+  const int64_t length = *std::ranges::max_element(a.op().call.lengths);
+  std::vector<double> all;
+  for (const int64_t size : {1, 8, 16, 32, 64, 128, 256})
+    if (size < length && length / size <= 256) all.push_back(static_cast<double>(size));
+  return all;
+}
+Tensor never_rescaled(const Asked& a, double size) { return online(a, size, Forgotten::both); }
+Tensor values_never_rescaled(const Asked& a, double size) {
+  return online(a, size, Forgotten::values);
+}
+Tensor sum_never_rescaled(const Asked& a, double size) { return online(a, size, Forgotten::sum); }
+Tensor divided_each_time(const Asked& a, double size) {
+  return online(a, size, Forgotten::division);
+}
+
 // -inf minus -inf in a split of which a query sees no key, though another of its pass does.
 Tensor split_without_keys(const Asked& a, double size) {
   const auto step = static_cast<int64_t>(size);
@@ -194,6 +243,13 @@ constexpr Hypothesis kSoftmax[] = {
     {"splits of {:g} keys rounded to bf16 before they are merged", partials_in_bf16, splits},
     {"splits of {:g} keys rounded to fp16 before they are merged", partials_in_fp16, splits},
     {"NaN of a split of {:g} keys of which the query sees none", split_without_keys, splits},
+    {"an online softmax over blocks of {:g} keys that is never rescaled to a new maximum",
+     never_rescaled, blocks},
+    {"an online softmax over blocks of {:g} keys whose values are never rescaled",
+     values_never_rescaled, blocks},
+    {"an online softmax over blocks of {:g} keys whose sum is never rescaled", sum_never_rescaled,
+     blocks},
+    {"an online softmax that divides after each block of {:g} keys", divided_each_time, blocks},
     {"its scores rounded to bf16", scores_in_bf16},
     {"its scores rounded to fp16", scores_in_fp16},
     {"its weights rounded to bf16", weights_in_bf16},

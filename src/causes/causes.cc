@@ -5,6 +5,7 @@
 #include "src/causes/causes.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +97,9 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
     search(*evidence, of);
     return;
   }
-  const auto asked = hypotheses_.of(evidence->op);
+  OpInPass op = evidence->op;
+  op.call.contract = of.candidates.front().contract;
+  const auto asked = hypotheses_.of(op);
   for (Candidate& candidate : of.candidates) {
     const Numbers numbers = asked->evaluate(candidate.guess);
     if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers, of.kinds));
@@ -123,8 +126,10 @@ void Causes::add_in_region(const Pass& pass, const Place& place, const std::vect
   ++of.searches, ++regions_;
   for (RegionInPass::Tried& tried : region->search()) {
     if (!is_nearer(tried.fit)) continue;
-    const bool own = tried.place == place;
-    std::string says = fmt::format("{} in {}", tried.says, tried.place.point->name);
+    const bool own = tried.places.back() == place;
+    std::vector<std::string_view> names;
+    for (const Place& one : tried.places) names.push_back(one.point->name);
+    std::string says = fmt::format("{} in {}", tried.says, fmt::join(names, " and "));
     if (!own)
       says += fmt::format(", hidden in the region {} .. {}", hidden.front().point->name,
                           place.point->name);
@@ -132,15 +137,19 @@ void Causes::add_in_region(const Pass& pass, const Place& place, const std::vect
   }
 }
 
+// A bug may have changed where the op rounds as well. So one that is declared to round on the way
+// is also taken for one that rounds once.
 void Causes::search(const Evidence& evidence, OfPlace& of) {
-  const Place& place = evidence.op.call.place;
-  const int point = place.point->order();
-  const auto asked = hypotheses_.of(evidence.op);
+  const int point = evidence.op.call.place.point->order();
+  const bool all = may_search(evidence.op.call.place);
   ++of.searches;
-  Fit none = try_guesses(known_[point], *asked, evidence, of);
-  if (of.candidates.empty() && may_search(place)) {
-    ++searched_[point];
-    none = try_guesses(asked->guesses(), *asked, evidence, of);
+  Fit none;
+  for (const bool once : {false, true}) {
+    OpInPass op = evidence.op;
+    if (once && op.call.contract == RoundingContract::fused) continue;
+    if (once) op.call.contract = RoundingContract::fused;
+    none = search(evidence, op, all, of);
+    if (!of.candidates.empty()) break;
   }
   if (of.candidates.empty()) {
     of.unexplained.add(none);
@@ -153,8 +162,18 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
       known_[point].push_back(candidate.guess);
 }
 
+// Returns what there was to explain.
+Fit Causes::search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of) {
+  const auto asked = hypotheses_.of(op);
+  const Fit none =
+      try_guesses(known_[op.call.place.point->order()], *asked, evidence, op.call.contract, of);
+  if (!of.candidates.empty() || !may_search_all) return none;
+  if (op.call.contract == evidence.op.call.contract) ++searched_[op.call.place.point->order()];
+  return try_guesses(asked->guesses(), *asked, evidence, op.call.contract, of);
+}
+
 Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
-                        const Evidence& evidence, OfPlace& of) {
+                        const Evidence& evidence, RoundingContract contract, OfPlace& of) {
   Fit none;
   for (const Guess& guess : guesses) {
     const Numbers numbers = asked.evaluate(guess);
@@ -168,7 +187,7 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     // A parameter that was searched for may be a usual one but for its last bit.
     const std::string says = asked.says(guess);
     if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)
-      of.candidates.push_back({guess, says, fit});
+      of.candidates.push_back({guess, contract, says, fit});
   }
   return none;
 }
@@ -216,8 +235,8 @@ std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   return all;
 }
 
-// The plainest of each op, of those that explain all equally well; none where these are more ops
-// than can be said.
+// The plainest of each op, or of each few siblings, of those that explain all equally well; none
+// where these are more than can be said.
 std::vector<Finding::LooksLike> Causes::region_causes(const OfPlace& of) {
   std::vector<RegionCandidate> good;
   for (const RegionCandidate& candidate : of.in_region)
@@ -228,9 +247,9 @@ std::vector<Finding::LooksLike> Causes::region_causes(const OfPlace& of) {
   const double most = much_as_good(distance(best), best.tried.fit.counted);
   std::erase_if(good, [&](const RegionCandidate& c) { return distance(c) > most; });
   std::vector<Finding::LooksLike> all;
-  std::set<size_t> ops;
+  std::set<std::vector<size_t>> ops;
   for (const RegionCandidate& c : good) {
-    if (!ops.insert(c.tried.guess.op).second) continue;
+    if (!ops.insert(c.tried.guess.ops).second) continue;
     const Fit& fit = c.tried.fit;
     all.push_back({c.says, fit.elements, fit.of_elements, fit.nodes, fit.of_nodes});
   }

@@ -51,6 +51,7 @@ class Causes {
   using Key = std::pair<int, int>;  // order of the point, layer
   struct Candidate {
     Guess guess;
+    RoundingContract contract;  // that it is computed under
     std::string says;
     Fit fit;
   };
@@ -78,9 +79,10 @@ class Causes {
   static std::vector<Finding::LooksLike> best_causes(const OfPlace& of);
   static std::vector<Finding::LooksLike> region_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
+  Fit search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
   static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
-                         const Evidence& evidence, OfPlace& of);
+                         const Evidence& evidence, RoundingContract contract, OfPlace& of);
   bool may_search(const Place& place) const;
 
   const Manifest& manifest_;

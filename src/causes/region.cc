@@ -81,11 +81,16 @@ class Chain final : public RegionInPass {
   bool ask_caches(const Op& op, const Place& cache, const Values& values, Question& question) const;
   void add_rows(size_t i, const OracleCall& call, Answer& answer);
   Answer answer_of(size_t i, const Question& question);
-  bool run(size_t first, std::vector<bool> changed, Values& values, Stores stores, Answer* last);
+  bool run(size_t first, std::vector<bool> changed, const std::vector<bool>& given, Values& values,
+           Stores stores, Answer* last);
   void put(size_t i, std::span<const double> numbers, const Shape& row_shape, Stores stores,
            Values& values) const;
   Fit fit_of_numbers(std::span<const double> hypothesis, Stores stores) const;
-  std::optional<Fit> fit_with(size_t i, std::span<const double> numbers, Stores stores);
+  std::optional<Fit> fit_with(const std::vector<size_t>& ops, const std::vector<Numbers>& numbers,
+                              Stores stores);
+  bool reads(size_t op, size_t before) const;
+  std::vector<std::vector<size_t>> siblings() const;
+  void search(const std::vector<size_t>& ops, std::vector<Tried>& all);
   OpHypotheses* hypotheses_of(size_t i, Stores stores);
 
   const Pass& pass_;
@@ -245,13 +250,13 @@ void Chain::put(size_t i, std::span<const double> numbers, const Shape& row_shap
   values[i] = std::move(made);
 }
 
-// Computes those from `first` on that are changed or read what is. `last`: the recorded op's
-// answer.
-bool Chain::run(size_t first, std::vector<bool> changed, Values& values, Stores stores,
-                Answer* last) {
+// Computes those from `first` on that are changed or read what is, but for those that are given.
+// `last`: the recorded op's answer.
+bool Chain::run(size_t first, std::vector<bool> changed, const std::vector<bool>& given,
+                Values& values, Stores stores, Answer* last) {
   for (size_t i = first; i < ops_.size(); ++i) {
     for (const size_t read : ops_[i].reads) changed[i] = changed[i] || changed[read];
-    if (!changed[i]) continue;
+    if (!changed[i] || given[i]) continue;
     Question question;
     if (!ask(i, values, question)) return false;
     Answer answer = answer_of(i, question);
@@ -283,7 +288,8 @@ bool Chain::make(const Place& place, const std::vector<Place>& hidden,
     values.resize(ops_.size());
     questions_[stores].resize(ops_.size());
     Answer last;
-    if (!run(0, std::vector<bool>(ops_.size(), true), values, stores, &last)) return false;
+    const std::vector<bool> all(ops_.size(), true), none(ops_.size());
+    if (!run(0, all, none, values, stores, &last)) return false;
     if (last.shape != got_->data.view().shape) return false;
     want_[stores] = std::move(last.want);
     limit_[stores] = std::move(last.limit);
@@ -318,16 +324,44 @@ Fit Chain::fit_of_numbers(std::span<const double> hypothesis, Stores stores) con
   return fit;
 }
 
-// The numbers are what a hypothesis makes of op i.
-std::optional<Fit> Chain::fit_with(size_t i, std::span<const double> numbers, Stores stores) {
-  if (i + 1 == ops_.size()) return fit_of_numbers(numbers, stores);
+// The numbers are what a hypothesis makes of each of the ops, none of which reads another.
+std::optional<Fit> Chain::fit_with(const std::vector<size_t>& ops,
+                                   const std::vector<Numbers>& numbers, Stores stores) {
+  const auto span_of = [](const Numbers& n) { return std::span(n.begin(), n.size()); };
+  if (ops.back() + 1 == ops_.size()) return fit_of_numbers(span_of(numbers.back()), stores);
   Values values = right_[stores];
-  put(i, numbers, Shape(values[i].shape.extents().subspan(1)), stores, values);
-  std::vector<bool> changed(ops_.size());
-  changed[i] = true;
+  std::vector<bool> changed(ops_.size()), given(ops_.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const size_t op = ops[i];
+    put(op, span_of(numbers[i]), Shape(values[op].shape.extents().subspan(1)), stores, values);
+    changed[op] = given[op] = true;
+  }
   Answer last;
-  if (!run(i + 1, changed, values, stores, &last) || last.want.empty()) return {};
+  if (!run(ops.front() + 1, changed, given, values, stores, &last) || last.want.empty()) return {};
   return fit_of_numbers(last.want, stores);
+}
+
+// Whether the one is made of the other, in however many steps.
+bool Chain::reads(size_t op, size_t before) const {
+  return std::ranges::any_of(ops_[op].reads, [&](size_t read) {
+    return read == before || (read > before && reads(read, before));
+  });
+}
+
+// Ops of one kind, none of which is made of another: the projections of a layer, the norms or the
+// rotations of q and k. All of them, and each two.
+std::vector<std::vector<size_t>> Chain::siblings() const {
+  std::vector<std::vector<size_t>> all;
+  for (size_t i = 0; i + 1 < ops_.size(); ++i) {
+    std::vector<size_t> group = {i};
+    for (size_t j = i + 1; j + 1 < ops_.size(); ++j)
+      if (ops_[j].place.point->op == ops_[i].place.point->op &&
+          std::ranges::none_of(group, [&](size_t before) { return reads(j, before); }))
+        group.push_back(j);
+    if (group.size() > 2) all.push_back(group);
+    for (size_t j = 1; j < group.size(); ++j) all.push_back({i, group[j]});
+  }
+  return all;
 }
 
 // Hypotheses that look for a number in what was stored find the right one in a hidden op.
@@ -352,28 +386,37 @@ OpHypotheses* Chain::hypotheses_of(size_t i, Stores stores) {
   return question->asked.get();
 }
 
+void Chain::search(const std::vector<size_t>& ops, std::vector<Tried>& all) {
+  OpHypotheses* const asked = hypotheses_of(ops.front(), rounded);
+  if (asked == nullptr) return;
+  std::vector<Place> places;
+  for (const size_t op : ops) places.push_back(ops_[op].place);
+  for (const Guess& guess : asked->guesses()) {
+    const std::optional<Fit> found = fit({ops, guess});
+    if (found && found->explains())
+      all.push_back({{ops, guess}, places, asked->says(guess), *found});
+  }
+}
+
 std::vector<RegionInPass::Tried> Chain::search() {
   std::vector<Tried> all;
-  for (size_t i = 0; i < ops_.size(); ++i) {
-    OpHypotheses* const asked = hypotheses_of(i, rounded);
-    if (asked == nullptr) return {};
-    for (const Guess& guess : asked->guesses()) {
-      const std::optional<Fit> found = fit({i, guess});
-      if (found && found->explains())
-        all.push_back({{i, guess}, ops_[i].place, asked->says(guess), *found});
-    }
-  }
+  for (size_t i = 0; i < ops_.size(); ++i) search({i}, all);
+  if (!all.empty()) return all;
+  for (const std::vector<size_t>& ops : siblings()) search(ops, all);
   return all;
 }
 
 std::optional<Fit> Chain::fit(const RegionGuess& guess) {
   std::optional<Fit> best;
   for (const Stores stores : {rounded, unrounded}) {
-    OpHypotheses* const asked = hypotheses_of(guess.op, stores);
-    if (asked == nullptr) return {};
-    const Numbers numbers = asked->evaluate(guess.guess);
-    if (numbers.empty()) return {};
-    const auto fit = fit_with(guess.op, {numbers.begin(), numbers.size()}, stores);
+    std::vector<Numbers> numbers;
+    for (const size_t op : guess.ops) {
+      OpHypotheses* const asked = hypotheses_of(op, stores);
+      if (asked == nullptr) return {};
+      numbers.push_back(asked->evaluate(guess.guess));
+      if (numbers.back().empty()) return {};
+    }
+    const auto fit = fit_with(guess.ops, numbers, stores);
     if (!fit) return {};
     if (!best || fit->squares < best->squares) best = fit;
     // Whether hidden results were stored makes no cause of what is none.

@@ -15,9 +15,10 @@
 
 namespace lockstep {
 
-// A hypothesis about one op of a region: its number there, the recorded place's own is the last.
+// A hypothesis about ops of a region, by their numbers there, of which the recorded place's own is
+// the last. Several are siblings that went wrong in the same way, as one function computes them.
 struct RegionGuess {
-  size_t op = 0;
+  std::vector<size_t> ops;
   Guess guess;
   bool operator==(const RegionGuess&) const = default;
 };
@@ -37,11 +38,12 @@ class RegionInPass {
 
   struct Tried {
     RegionGuess guess;
-    Place place;       // that it is about
-    std::string says;  // of the guess alone
+    std::vector<Place> places;  // that it is about
+    std::string says;           // of the guess alone
     Fit fit;
   };
-  // The hypotheses about all ops of the region that explain what was stored.
+  // The hypotheses about single ops of the region that explain what was stored; where none does,
+  // those about siblings together.
   virtual std::vector<Tried> search() = 0;
   // One of them held against this pass too; none: it says nothing here.
   virtual std::optional<Fit> fit(const RegionGuess& guess) = 0;

@@ -191,6 +191,8 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   std::vector<double> of_got, of_exact, of_rounded;
   const std::span<const double> seen = row_of(block.got, row, of_got);
   const Budget b = budget_of_row(block, i);
+  if (options_.show && block.exact.contract == candidates(block.place).front())
+    options_.show(block.place, block.rows[i], want, b.limit);
   Measured measured;
   measured.row = member.meter->measure(
       block.rows[i].position,

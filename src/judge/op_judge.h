@@ -72,6 +72,11 @@ class OpJudge {
     std::function<bool(const Place&)> recorded;
     std::map<std::string, RoundingContract> contracts;  // declared, by point name
     Limits limits;
+    // Is told, of each row that is judged under the first of its contracts, the exact result and
+    // the most that its elements may be off; by any of the threads that measure. Empty: nobody is.
+    std::function<void(const Place&, const Row&, std::span<const double> want,
+                       std::span<const double> limit)>
+        show;
   };
 
   // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked from one

@@ -182,11 +182,10 @@ void Checker::time(OpTrial& trial) {
 void Checker::write_repro_of_first() {
   const auto write = [&] {
     const OpPlaces places = places_of(account_.op, *first_);
-    const bool fused = std::ranges::count(kFusedOps, account_.op, &FusedRow::name) > 0;
-    check(!fused, "a folder shows single ops alone");
     check(!account_.first->point.empty(), "no number is wrong: the op ends with a sentence");
     CaseData data = data_of(*first_, places, first_dtype_);
     Manifest manifest = data.manifest;
+    manifest.graph = graph_of(first_->model, places.turns);
     ReproOptions options{.of = {.trace = account_.first->shape,
                                 .point = std::string(first_->point),
                                 .layer = places.outputs.front().layer,
@@ -194,7 +193,8 @@ void Checker::write_repro_of_first() {
                                 .device = options_.device,
                                 .threads = options_.threads,
                                 .rounding = options_.rounding},
-                         .folder = options_.folder + "/" + account_.op};
+                         .folder = options_.folder + "/" + account_.op,
+                         .op = account_.op};
     make_repro(options, data.checkpoint,
                {reader_of(data.manifest, std::move(data.passes)), std::move(manifest)},
                Detail::verdict);

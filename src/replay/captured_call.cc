@@ -49,11 +49,21 @@ void CallCapture::add(const AttentionBatch& batch) {
   add(Type::batch, {batch.query_start, batch.context_length, batch.page_table});
 }
 
-void CallCapture::add(const std::vector<TensorView>& weights) {
-  call_.arguments.push_back({Type::tensors, call_.inputs.size(), weights.size()});
+void CallCapture::add(Type type, const std::vector<TensorView>& tensors, bool are_weights) {
+  call_.arguments.push_back({type, call_.inputs.size(), tensors.size()});
   const std::string name = next_name();
-  for (size_t i = 0; i < weights.size(); ++i)
-    put(call_.inputs, fmt::format("{}.{}", name, i), weights[i]).is_weight = true;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    put(call_.inputs, fmt::format("{}.{}", name, i), tensors[i]).is_weight = are_weights;
+}
+
+void CallCapture::add(const std::vector<TensorView>& weights) { add(Type::counted, weights, true); }
+
+void CallCapture::add_weights(const std::vector<TensorView>& weights) {
+  add(Type::list, weights, true);
+}
+
+void CallCapture::add_list(const std::vector<TensorView>& tensors) {
+  add(Type::list, tensors, false);
 }
 
 }  // namespace lockstep

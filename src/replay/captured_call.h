@@ -25,7 +25,8 @@ struct CapturedCall {
 
   // An argument of the op as lockstep_ops.h declares it.
   struct Argument {
-    enum class Type : uint8_t { tensor, cache, batch, tensors, float32, int64, int32 };
+    // list: an array of tensors; counted: one that is followed by its length.
+    enum class Type : uint8_t { tensor, cache, batch, list, counted, float32, int64, int32 };
     Type type = Type::tensor;
     size_t first = 0, count = 0;  // the operands of `inputs` that it is made of
     double number = 0;            // of float32, int64 and int32: eps, scale, window, normalised
@@ -36,7 +37,7 @@ struct CapturedCall {
   int layer = -1;
   std::vector<Operand> outputs;     // as the op finds them; their numbers mean nothing
   std::vector<Operand> inputs;      // in the order of the arguments
-  std::vector<Argument> arguments;  // after the output, in their order
+  std::vector<Argument> arguments;  // after the outputs, in their order
 };
 
 // Takes the arguments of one call, in their order. The arguments must be added in their order, as
@@ -46,13 +47,16 @@ class CallCapture {
   CallCapture(std::string_view function, std::span<const std::string_view> inputs,
               const OpContext& context);
 
-  void add_output(const TensorView& out) { put(call_.outputs, "out", out); }
+  void add_output(const TensorView& out) { add_output("out", out); }
+  void add_output(const char* name, const TensorView& out) { put(call_.outputs, name, out); }
   void add_output(const KvCache& cache);
   void add(const TensorView& tensor);
   void add(const WeightView& weight);
   void add(const KvCache& cache);
   void add(const AttentionBatch& batch);
   void add(const std::vector<TensorView>& weights);  // of experts
+  void add_weights(const std::vector<TensorView>& weights);
+  void add_list(const std::vector<TensorView>& tensors);
   void add(float x) { add(Type::float32, static_cast<double>(x)); }
   void add(int64_t x) { add(Type::int64, static_cast<double>(x)); }
   void add(bool x) { add(Type::int32, x ? 1 : 0); }
@@ -65,6 +69,7 @@ class CallCapture {
                                     const TensorView& tensor);
   void add(Type type, double number) { call_.arguments.push_back({type, 0, 0, number}); }
   void add(Type type, std::initializer_list<TensorView> tensors);
+  void add(Type type, const std::vector<TensorView>& tensors, bool are_weights);
   std::string next_name();
 
   CapturedCall call_;

@@ -11,6 +11,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/budget.h"
 #include "src/judge/ledger.h"
+#include "src/replay/case_outputs.h"
 
 namespace lockstep {
 namespace {
@@ -42,7 +43,27 @@ std::vector<int64_t> lengths_of(const Pass& pass, const std::vector<Row>& rows) 
   return lengths;
 }
 
-// Asks the oracle for rows, of attention of one request, and adds what it says.
+// Caches of the requests of a pass, all 0.
+std::vector<RecordedTensor> blank_caches(const Pass& pass, const Place& place,
+                                         const Shape& position, DType dtype) {
+  std::map<int32_t, int64_t> lengths;
+  for (const PassRow& row : pass.info.rows) {
+    int64_t& length = lengths[row.row.request];
+    length = std::max<int64_t>(length, row.row.position + 1);
+  }
+  std::vector<RecordedTensor> all;
+  for (const auto& [request, length] : lengths) {
+    RecordedTensor& kv = all.emplace_back(
+        RecordedTensor{.point = place.point, .layer = place.layer, .dtype = dtype});
+    kv.shape = {length, 2, position[0], position[1]};
+    kv.data = Tensor(kv.shape, dtype);
+    std::memset(kv.data.as<char>(), 0, static_cast<size_t>(kv.data.view().bytes()));
+    for (int32_t p = 0; p < length; ++p) kv.rows.push_back({request, p});
+  }
+  return all;
+}
+
+// Asks the oracle for rows of a single op, of attention of one request, and adds what it says.
 class Asking {
  public:
   Asking(const CaseJudge& judge, const Pass& op_case) : judge_(judge), case_(op_case) {}
@@ -55,8 +76,9 @@ class Asking {
 };
 
 void Asking::ask(const std::vector<Row>& rows, DType dtype, CaseElements& elements) {
-  const Place& place = judge_.place;
-  OracleCall call{.place = place, .dtype = judge_.manifest.dtype, .contract = judge_.contract};
+  const Place& place = judge_.call.named;
+  OracleCall call{
+      .place = place, .dtype = judge_.manifest.dtype, .contract = judge_.contract_at(place)};
   const std::vector<int64_t> lengths = lengths_of(case_, rows);
   std::vector<int32_t> tokens;
   for (const Row& row : rows)
@@ -64,7 +86,7 @@ void Asking::ask(const std::vector<Row>& rows, DType dtype, CaseElements& elemen
   std::deque<SelectedRows> picked;
   CacheRead cache;
   const KvHistory nothing{/*keep_bytes=*/false};
-  for (const Place& input : judge_.manifest.graph.inputs_of(place)) {
+  for (const Place& input : judge_.call.reads) {
     const RecordedTensor* tensor = case_.find(*input.point, input.layer, rows.front().request);
     if (input.point->is_cache()) {
       cache = CacheRead(tensor, nothing);
@@ -89,7 +111,7 @@ void put_exact(const CaseJudge& judge, const Pass& op_case, DType dtype, CaseEle
   for (size_t i = 0; i < elements.rows.size(); ++i) {
     some.push_back(elements.rows[i]);
     const bool last = i + 1 == elements.rows.size();
-    const bool apart = judge.place.point->op == OpKind::attention && !last &&
+    const bool apart = judge.call.named.point->op == OpKind::attention && !last &&
                        elements.rows[i + 1].request != elements.rows[i].request;
     if (!last && !apart) continue;
     Asking(judge, op_case).ask(some, dtype, elements);
@@ -99,7 +121,7 @@ void put_exact(const CaseJudge& judge, const Pass& op_case, DType dtype, CaseEle
 
 // Chosen indices are exact: largest first, of equal ones the first (kernels/routing.h, argmax.h).
 void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elements) {
-  const Place& input = judge.manifest.graph.inputs_of(judge.place).at(0);
+  const Place& input = judge.call.reads.at(0);
   const SelectedRows picked(op_case.find(*input.point, input.layer), elements.rows);
   const TensorView& logits = picked.view();
   const int64_t width = logits.row_size();
@@ -113,14 +135,45 @@ void put_choices(const CaseJudge& judge, const Pass& op_case, CaseElements& elem
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](int64_t a, int64_t b) { return value(a) > value(b); });
-    for (int64_t k = 0; k < elements.row_size; ++k) {
+    for (int64_t k = 0; k < elements.outputs[0].row_size; ++k) {
       elements.want.push_back(static_cast<double>(order[k]));
       elements.limit.push_back(0);
     }
   }
 }
 
+// The elements of a single op that stores one tensor.
+void put_single(const CaseJudge& judge, const Pass& op_case, const TensorView& got,
+                CaseElements& elements) {
+  CaseElements::Output& out = elements.outputs.emplace_back();
+  out.argument = "out";
+  out.row_size = got.row_size();
+  for (int64_t r = 0; r < got.rows(); ++r) out.at.push_back(r * out.row_size);
+  for (int64_t i = 0; i < got.count(); ++i) elements.got.push_back(value_at(got, i));
+  if (row_of(judge.call.named.point->op).makes_indices)
+    put_choices(judge, op_case, elements);
+  else
+    put_exact(judge, op_case, got.dtype, elements);
+  check(elements.want.size() == elements.got.size(),
+        "{} was made with another shape than the exact result has", text_of(judge.call.named));
+}
+
 }  // namespace
+
+const CaseElements::Output& CaseElements::output_of(size_t element) const {
+  const auto past = std::ranges::upper_bound(outputs, element, {}, &Output::first);
+  return *std::prev(past);
+}
+
+const Row& CaseElements::row_of(size_t element) const {
+  const Output& out = output_of(element);
+  return rows.at((element - out.first) / static_cast<size_t>(out.row_size));
+}
+
+int64_t CaseElements::column_of(size_t element) const {
+  const Output& out = output_of(element);
+  return static_cast<int64_t>(element - out.first) % out.row_size;
+}
 
 // The same number is right whatever the budget, and NaN where NaN is exact.
 bool CaseElements::is_wrong(size_t i) const {
@@ -145,13 +198,13 @@ size_t CaseElements::worst() const {
   return *std::ranges::max_element(all, {}, budgets);
 }
 
-Pass case_of(const Pass& pass, const Place& place, const Graph& graph, const KvHistory& history,
-             std::string& lacking) {
+Pass case_of(const Pass& pass, const CallPlaces& call, const KvHistory& history,
+             const Shape& position, DType dtype, std::string& lacking) {
   Pass made{.info = pass.info};
   for (const RecordedTensor& tensor : pass.tensors) {
     const Place here{tensor.point, tensor.layer};
-    const bool read = std::ranges::count(graph.inputs_of(place), here) > 0;
-    if (!read && !(here == place)) continue;
+    const bool read = std::ranges::count(call.reads, here) > 0;
+    if (!read && (std::ranges::count(call.outputs, here) == 0 || here.point->is_cache())) continue;
     if (!here.point->is_cache()) {
       made.tensors.push_back(tensor);
       continue;
@@ -163,31 +216,30 @@ Pass case_of(const Pass& pass, const Place& place, const Graph& graph, const KvH
     }
     made.tensors.push_back(joined(tensor, cache.keys_values()));
   }
+  for (const Place& place : call.outputs)
+    if (place.point->is_cache())
+      for (RecordedTensor& blank : blank_caches(pass, place, position, dtype))
+        made.tensors.push_back(std::move(blank));
   return made;
 }
 
 CaseElements judged_case(const CaseJudge& judge, const Pass& op_case, bool stored) {
   const KvHistory nothing{/*keep_bytes=*/false};
-  const OpInputs inputs(op_case, judge.place, judge.manifest.graph, nothing, judge.page_size);
+  const OpInputs inputs(op_case, judge.call.named, judge.call.reads, nothing, judge.page_size);
   check(inputs.lacking().empty(), "{}", inputs.lacking());
-  CaseElements elements{.rows = inputs.rows()};
-  Tensor made;
-  if (stored) {
-    const SelectedRows kept(op_case.find(*judge.place.point, judge.place.layer), elements.rows);
-    check(!kept.view().empty(), "the numbers of {} were not kept", text_of(judge.place));
-    made = copy_on(Device::cpu, kept.view());
-  } else {
-    made = judge.runner.run(judge.which, inputs, /*timed=*/false).tensors.at(0).data;
+  CaseElements elements{.rows = inputs.rows(), .outputs = {}, .want = {}, .limit = {}, .got = {}};
+  std::vector<RecordedTensor> made;
+  if (!stored) made = judge.runner.run(judge.which, inputs, /*timed=*/false).tensors;
+  for (const RecordedTensor& tensor : op_case.tensors)
+    if (stored && std::ranges::count(judge.call.outputs, Place{tensor.point, tensor.layer}) > 0)
+      made.push_back(tensor);
+  if (!judge.call.fused.empty() || judge.call.named.point->is_cache()) {
+    put_outputs(judge, op_case, inputs, made, elements);
+    return elements;
   }
-  const TensorView& got = made;
-  elements.row_size = got.row_size();
-  for (int64_t i = 0; i < got.count(); ++i) elements.got.push_back(value_at(got, i));
-  if (row_of(judge.place.point->op).makes_indices)
-    put_choices(judge, op_case, elements);
-  else
-    put_exact(judge, op_case, got.dtype, elements);
-  check(elements.want.size() == elements.got.size(),
-        "{} was made with another shape than the exact result has", text_of(judge.place));
+  const SelectedRows kept(made.empty() ? nullptr : &made[0], elements.rows);
+  check(!kept.view().empty(), "the numbers of {} were not kept", text_of(judge.call.named));
+  put_single(judge, op_case, kept.view(), elements);
   return elements;
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "kernels/base/check.h"
@@ -74,45 +75,99 @@ void OpRunner::stand_in(Ops& ops, const OpRow<void(const OpContext&, Out, In...)
   };
 }
 
-// It is timed on outputs of its own first, where one of them may be an input too.
+// Calls of the op at other places hand on what was kept, of what they store.
 void OpRunner::stand_in_fused(FusedOps& ops) {
   const std::string_view name = options_.fused;
   ops.of_user = {name};
   if (name == kAddRmsNorm.name) {
     ops.add_rms_norm = [this](const OpContext& context, const TensorView& out,
                               const AddNormInput& in) {
-      const Tensor sum(in.sum.shape, in.sum.dtype, in.sum.device);
-      AddNormInput beside = in;
-      beside.sum = sum;
-      if (timed_) time([&] { fused().add_rms_norm(context, out, beside); });
-      fused().add_rms_norm(context, out, in);
+      is_place(context) ? run_fused(context, out, in) : supply(context, in.sum);
     };
   } else if (name == kQkvMatmul.name) {
     ops.qkv_matmul = [this](const OpContext& context, std::span<const Linear> all,
                             const TensorView& x, const AddNormInput*) {
-      if (timed_) time([&] { fused().qkv_matmul(context, all, x, nullptr); });
-      fused().qkv_matmul(context, all, x, nullptr);
+      if (is_place(context)) run_fused(context, all, x);
     };
   } else if (name == kQkNormRopeKvWrite.name) {
     ops.qk_norm_rope_kv_write = [this](const OpContext& context, const QkNormRopeKvWrite& all) {
-      const Tensor q_rope(all.q_rope.shape, all.q_rope.dtype, all.q_rope.device);
-      QkNormRopeKvWrite beside = all;
-      beside.q_rope = q_rope;
-      if (timed_) time([&] { fused().qk_norm_rope_kv_write(context, beside); });
-      fused().qk_norm_rope_kv_write(context, all);
+      if (is_place(context)) run_fused(context, all);
     };
   } else {
     check(name == kGateUpSilu.name, "there is no fused op {}", name);
     ops.gate_up_silu = [this](const OpContext& context, const TensorView& out, const TensorView& x,
-                              const WeightView& gate_weight, const WeightView& up_weight,
-                              const TensorView& gate, const TensorView& up, const AddNormInput*) {
-      const auto op = [&] {
-        fused().gate_up_silu(context, out, x, gate_weight, up_weight, gate, up, nullptr);
-      };
-      if (timed_) time(op);
-      op();
+                              const WeightView& gate, const WeightView& up, const TensorView&,
+                              const TensorView&, const AddNormInput*) {
+      is_place(context) ? run_fused(context, out, x, gate, up) : supply(context, out);
     };
   }
+}
+
+// It is timed on outputs of its own first, where one of them may be an input too.
+void OpRunner::run_fused(const OpContext& context, const TensorView& out, const AddNormInput& in) {
+  capture(kAddRmsNorm, context, [&](CallCapture& call) {
+    call.add_output("out", out), call.add_output("sum", in.sum);
+    call.add(in.a), call.add(in.b), call.add(in.weight), call.add(in.eps);
+  });
+  const Tensor sum(in.sum.shape, in.sum.dtype, in.sum.device);
+  AddNormInput beside = in;
+  beside.sum = sum;
+  if (timed_) time([&] { fused().add_rms_norm(context, out, beside); });
+  fused().add_rms_norm(context, out, in);
+}
+
+void OpRunner::run_fused(const OpContext& context, std::span<const Linear> all,
+                         const TensorView& x) {
+  capture(kQkvMatmul, context, [&](CallCapture& call) {
+    static constexpr const char* kNames[] = {"q", "k", "v"};
+    std::vector<TensorView> weights, biases;
+    for (size_t i = 0; i < all.size(); ++i) {
+      call.add_output(kNames[i], all[i].out);
+      weights.push_back(all[i].weight.codes);
+      biases.push_back(all[i].bias);
+    }
+    call.add(x), call.add_weights(weights), call.add_list(biases);
+  });
+  if (timed_) time([&] { fused().qkv_matmul(context, all, x, nullptr); });
+  fused().qkv_matmul(context, all, x, nullptr);
+}
+
+void OpRunner::run_fused(const OpContext& context, const QkNormRopeKvWrite& a) {
+  capture(kQkNormRopeKvWrite, context, [&](CallCapture& call) {
+    call.add_output("q_rope", a.q_rope), call.add_output(a.cache);
+    call.add(a.q), call.add(a.k), call.add(a.v);
+    call.add(a.q_weight), call.add(a.k_weight), call.add(a.eps);
+    call.add(a.cos), call.add(a.sin), call.add(a.positions), call.add(a.slots);
+  });
+  const Tensor q_rope(a.q_rope.shape, a.q_rope.dtype, a.q_rope.device);
+  QkNormRopeKvWrite beside = a;
+  beside.q_rope = q_rope;
+  if (timed_) time([&] { fused().qk_norm_rope_kv_write(context, beside); });
+  fused().qk_norm_rope_kv_write(context, a);
+}
+
+void OpRunner::run_fused(const OpContext& context, const TensorView& out, const TensorView& x,
+                         const WeightView& gate, const WeightView& up) {
+  capture(kGateUpSilu, context, [&](CallCapture& call) {
+    call.add_output("out", out), call.add(x), call.add(gate), call.add(up);
+  });
+  const auto op = [&] { fused().gate_up_silu(context, out, x, gate, up, {}, {}, nullptr); };
+  if (timed_) time(op);
+  op();
+}
+
+void OpRunner::capture(const FusedRow& row, const OpContext& context,
+                       const std::function<void(CallCapture&)>& take) {
+  if (captured_ == nullptr || *captured_) return;
+  static const std::map<std::string_view, std::vector<std::string_view>> inputs = {
+      {kAddRmsNorm.name, {"a", "b", "weight"}},
+      {kQkvMatmul.name, {"x", "weights", "biases"}},
+      {kQkNormRopeKvWrite.name,
+       {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "positions", "slots"}},
+      {kGateUpSilu.name, {"x", "gate_weight", "up_weight"}}};
+  CallCapture call(row.name, inputs.at(row.name), context);
+  take(call);
+  *captured_ = call.take();
 }
 
 bool OpRunner::is_place(const OpContext& context) const {

@@ -63,6 +63,13 @@ class OpRunner {
   void compute(const TensorView& out, const std::function<void(const TensorView& out)>& op);
   void compute(const KvCache& cache, const std::function<void(const KvCache& cache)>& op);
   void stand_in_fused(FusedOps& fused);
+  void run_fused(const OpContext& context, const TensorView& out, const AddNormInput& in);
+  void run_fused(const OpContext& context, std::span<const Linear> all, const TensorView& x);
+  void run_fused(const OpContext& context, const QkNormRopeKvWrite& a);
+  void run_fused(const OpContext& context, const TensorView& out, const TensorView& x,
+                 const WeightView& gate, const WeightView& up);
+  void capture(const FusedRow& row, const OpContext& context,
+               const std::function<void(CallCapture&)>& take);
   const FusedOps& fused() const { return implementations_[which_].ops.fused; }
   void time(const std::function<void()>& op);
   bool is_place(const OpContext& context) const;

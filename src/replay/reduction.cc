@@ -207,7 +207,7 @@ void Reducer::reduce(const std::string& what, std::vector<int64_t> items,
 
 // The row of the worst element is enough for most.
 void Reducer::rows(const CaseElements& elements) {
-  const Row worst = elements.rows.at(elements.worst() / static_cast<size_t>(elements.row_size));
+  const Row worst = elements.row_of(elements.worst());
   const auto at = std::ranges::find(case_.info.rows, worst, &PassRow::row);
   const int64_t all = std::ssize(case_.info.rows);
   const Pass pass = case_;
@@ -248,7 +248,7 @@ void Reducer::nonzero_keys(int32_t request) {
 }
 
 void Reducer::columns() {
-  const Place input = judge_.manifest.graph.inputs_of(judge_.place).at(0);
+  const Place input = judge_.call.reads.at(0);
   const RecordedTensor* tensor = case_.find(*input.point, input.layer);
   const Pass pass = case_;
   reduce("inputs that are not 0", counting(tensor->data.view().row_size()), {},
@@ -297,12 +297,12 @@ Reduced reduced(const CaseJudge& judge, Pass op_case, const CaseElements& elemen
   std::vector<int32_t> requests;
   for (const PassRow& row : reducer.op_case().info.rows)
     if (std::ranges::count(requests, row.row.request) == 0) requests.push_back(row.row.request);
-  const OpKind op = judge.place.point->op;
-  if (op == OpKind::attention) {
+  const Place& first = judge.call.hidden.empty() ? judge.call.named : judge.call.hidden.front();
+  if (judge.call.named.point->op == OpKind::attention) {
     for (const int32_t request : requests) reducer.keys(request);
     for (const int32_t request : requests) reducer.nonzero_keys(request);
   }
-  if (row_of(op).has_matrix) reducer.columns();
+  if (row_of(first.point->op).has_matrix) reducer.columns();
   return reducer.take();
 }
 

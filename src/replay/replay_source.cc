@@ -12,6 +12,7 @@
 #include "kernels/plugin/user_ops.h"
 #include "src/judge/ledger.h"
 #include "src/model/op_names.h"
+#include "src/replay/fused_by_pieces.h"
 #include "src/session/device.h"
 #include "src/session/layouts.h"
 #include "traces/place_reader.h"
@@ -49,6 +50,16 @@ std::vector<Place> needed_by(const Place& place, const Graph& graph) {
   return needed;
 }
 
+std::vector<Place> needed_by(const CallPlaces& call, const Graph& graph) {
+  std::vector<Place> needed = call.reads;
+  for (const Place& output : call.outputs)
+    if (!output.point->is_cache()) needed.push_back(output);
+  for (const Place& read : call.reads)
+    if (read.point->is_cache())
+      for (const Place& input : graph.inputs_of(read)) needed.push_back(input);
+  return needed;
+}
+
 Pass read_only(const OpenedTrace& trace, int number, const std::vector<Place>& places) {
   const auto wanted = [&](const Place& place) { return std::ranges::count(places, place) > 0; };
   Pass pass = read_places(*trace.reader, number, wanted);
@@ -79,6 +90,23 @@ std::vector<Implementation> implementations_of(const ReplayOptions& options, Dev
         text_of(place), fmt::join(wanted, " and "), fmt::join(replaced.names, ", "));
   all.push_back({options.ops, std::move(replaced.ops)});
   return all;
+}
+
+CallSource call_source_of(const ReplayOptions& options, std::string_view op, Device device,
+                          const Place& place, const Graph& graph) {
+  CallSource source{call_of(place, graph), {}};
+  if (!options.ops.empty()) {
+    Ops own = ops_of(device);
+    own.fused = by_pieces(own);
+    ReplacedOps replaced = replace_ops(own, options.ops, device);
+    for (const std::string& name : replaced.names)
+      if (!op.empty() && op != name)
+        continue;
+      else if (const auto fused = fused_call_of(name, place, graph))
+        return {*fused, {{"lockstep", own}, {options.ops, std::move(replaced.ops)}}};
+  }
+  source.implementations = implementations_of(options, device, place);
+  return source;
 }
 
 }  // namespace lockstep

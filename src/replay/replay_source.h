@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "src/replay/call_places.h"
 #include "src/replay/replay.h"
 #include "src/session/judged_trace.h"
 
@@ -14,6 +15,8 @@ Place place_of(const ReplayOptions& options, const Graph& graph);
 // The places of a pass that replaying one of them needs: it, what it reads, and what wrote the
 // cache that it reads.
 std::vector<Place> needed_by(const Place& place, const Graph& graph);
+// The same of a call; a cache that it writes needs nothing.
+std::vector<Place> needed_by(const CallPlaces& call, const Graph& graph);
 // A pass of the trace that has those places alone; no others are read. Halves of RoPE are put as
 // the model has them, where the trace has them interleaved.
 Pass read_only(const OpenedTrace& trace, int pass, const std::vector<Place>& places);
@@ -25,5 +28,15 @@ const char* remedy_of(const Manifest& manifest);
 // has none that computes the place. Lockstep's come first.
 std::vector<Implementation> implementations_of(const ReplayOptions& options, Device device,
                                                const Place& place);
+
+// The call that makes the place: of the user's op of that name, or, without a name, of a fused op
+// of the user's where there is one that does, as in a run, else of the op alone. Lockstep's own
+// fused op is made of its pieces.
+struct CallSource {
+  CallPlaces call;
+  std::vector<Implementation> implementations;
+};
+CallSource call_source_of(const ReplayOptions& options, std::string_view op, Device device,
+                          const Place& place, const Graph& graph);
 
 }  // namespace lockstep

@@ -11,10 +11,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/fused.h"
 #include "src/judge/contracts.h"
 #include "src/judge/ledger.h"
 #include "src/replay/reduction.h"
@@ -59,30 +61,38 @@ class Maker {
         progress_(detail) {
     opened_.fill_in(oracle_->graph(), of_.trace);
     place_ = place_of(of_, opened_.manifest.graph);
-    check(!place_.point->is_cache(),
-          "{} copies what others wrote: which page it took shows in `lockstep replay`, and in no "
-          "call of one op",
-          text_of(place_));
-    std::vector<Implementation> all = implementations_of(of_, device_, place_);
+    auto [call, all] = call_source_of(of_, options.op, device_, place_, opened_.manifest.graph);
+    call_ = std::move(call);
     stored_ = all.size() == 1;
     by_ = stored_ ? "the trace" : all[1].name;
-    runner_ =
-        std::make_unique<OpRunner>(checkpoint, place_, std::move(all),
-                                   OpRunner::Options{opened_.manifest.dtype, device_, of_.threads});
+    check(!stored_ || !place_.point->is_cache(),
+          "{} copies what others wrote, and the trace does not tell which call did: give the "
+          "library that writes it with --ops, or see which page was taken in `lockstep replay`",
+          text_of(place_));
+    for (const Place& place : call_.outputs)
+      contracts_[std::string(place.point->name)] = contract_at(place);
+    for (const Place& place : call_.hidden)
+      contracts_[std::string(place.point->name)] = contract_at(place);
+    runner_ = std::make_unique<OpRunner>(checkpoint, call_.named, std::move(all),
+                                         OpRunner::Options{.dtype = opened_.manifest.dtype,
+                                                           .device = device_,
+                                                           .threads = of_.threads,
+                                                           .fused = call_.fused,
+                                                           .shown = call_.outputs});
   }
 
   ReproResult result();
 
  private:
-  ContractTraits traits() const;
-  RoundingContract contract() const;
+  ContractTraits traits(const Place& place) const;
+  RoundingContract contract_at(const Place& place) const;
   CaseJudge judge() const {
     return {.manifest = opened_.manifest,
             .oracle = *oracle_,
             .runner = *runner_,
             .which = stored_ ? size_t{0} : size_t{1},
-            .place = place_,
-            .contract = contract(),
+            .call = call_,
+            .contracts = contracts_,
             .page_size = run_facts_of(opened_.manifest).page_size};
   }
   bool wanted(const Pass& pass) const;
@@ -98,35 +108,39 @@ class Maker {
   ReferenceOptions reference_;
   std::unique_ptr<Oracle> oracle_;
   Progress progress_;
-  Place place_;
+  Place place_;  // that was asked for
+  CallPlaces call_;
+  std::map<std::string, RoundingContract> contracts_;  // of the call, by point name
   bool stored_ = false;
   std::string by_;
   std::unique_ptr<OpRunner> runner_;
 };
 
-ContractTraits Maker::traits() const {
-  const bool linear = place_.point->op == OpKind::linear;
-  return {.dtype = opened_.manifest.dtype, .has_bias = linear && oracle_->has_bias(place_)};
+ContractTraits Maker::traits(const Place& place) const {
+  const bool linear = place.point->op == OpKind::linear;
+  return {.dtype = opened_.manifest.dtype, .has_bias = linear && oracle_->has_bias(place)};
 }
 
 // A user's op is held to one rounding unless another is asked for; numbers that the trace stored
 // are held to what the trace declares.
-RoundingContract Maker::contract() const {
-  const OpKind op = place_.point->op;
+RoundingContract Maker::contract_at(const Place& place) const {
+  const OpKind op = place.point->op;
+  const std::vector<RoundingContract> candidates = candidates_of(op, traits(place));
+  if (place.point->is_cache() || candidates.empty()) return RoundingContract::fused;
   JudgeOptions asked;
   ask_for(of_.rounding, asked);
   const auto& declared = asked.contracts ? *asked.contracts : opened_.manifest.contracts;
-  RoundingContract contract = candidates_of(op, traits()).front();
-  const auto found = declared.find(std::string(place_.point->name));
+  RoundingContract contract = candidates.front();
+  const auto found = declared.find(std::string(place.point->name));
   if (found != declared.end() && (stored_ || asked.contracts))
-    contract = meant_by(found->second, op, traits());
+    contract = meant_by(found->second, op, traits(place));
   for (const PointRounding& rounding : asked.rounding)
-    if (std::ranges::count(rounding.points, place_.point) > 0)
-      contract = meant_by(rounding.contract, op, traits());
-  check(!is_of_sum(contract),
+    if (std::ranges::count(rounding.points, place.point) > 0)
+      contract = meant_by(rounding.contract, op, traits(place));
+  check(!is_of_sum(contract) || call_.fused == kAddRmsNorm.name,
         "{} norms a sum before it is rounded ({}), which no call of rms_norm does: there is no "
         "folder that shows it alone",
-        text_of(place_), name_of(contract));
+        text_of(place), name_of(contract));
   return contract;
 }
 
@@ -137,8 +151,9 @@ bool Maker::wanted(const Pass& pass) const {
 }
 
 std::pair<Pass, CaseElements> Maker::found() {
-  const Graph& graph = opened_.manifest.graph;
-  const std::vector<Place> needed = needed_by(place_, graph);
+  const std::vector<Place> needed = needed_by(call_, opened_.manifest.graph);
+  const ModelConfig& config = checkpoint_.config();
+  const Shape position = {config.kv_heads, config.head_dim};
   KvHistory history(/*keep_bytes=*/true);
   std::string lacking;
   int64_t looked = 0;
@@ -154,9 +169,9 @@ std::pair<Pass, CaseElements> Maker::found() {
       history.write(place_.layer, k->rows, k->data, v->data);
     if (!wanted(pass)) continue;
     std::string why;
-    Pass op_case = case_of(pass, place_, graph, history, why);
+    Pass op_case = case_of(pass, call_, history, position, opened_.manifest.dtype, why);
     const KvHistory nothing(/*keep_bytes=*/false);
-    if (why.empty()) why = OpInputs(op_case, place_, graph, nothing, 0).lacking();
+    if (why.empty()) why = OpInputs(op_case, call_.named, call_.reads, nothing, 0).lacking();
     const RecordedTensor* made = op_case.find(*place_.point, place_.layer);
     if (why.empty() && stored_ && (made == nullptr || made->data.view().empty()))
       why = fmt::format("the numbers of {} were not kept", text_of(place_));
@@ -176,25 +191,28 @@ std::pair<Pass, CaseElements> Maker::found() {
       text_of(place_), by_, looked);
 }
 
-int64_t keys_of(const Pass& op_case) {
+// Those that the call reads.
+int64_t keys_of(const CallPlaces& call, const Pass& op_case) {
   int64_t keys = 0;
   for (const RecordedTensor& tensor : op_case.tensors)
-    if (tensor.point->is_cache()) keys += std::ssize(tensor.rows);
+    if (std::ranges::count(call.reads, Place{tensor.point, tensor.layer}) > 0 &&
+        tensor.point->is_cache())
+      keys += std::ssize(tensor.rows);
   return keys;
 }
 
 void Maker::write(const Reduced& reduced, ReproResult& result) {
   const KvHistory nothing(/*keep_bytes=*/false);
-  const OpInputs inputs(reduced.op_case, place_, opened_.manifest.graph, nothing,
+  const OpInputs inputs(reduced.op_case, call_.named, call_.reads, nothing,
                         run_facts_of(opened_.manifest).page_size);
   const CapturedCall call = runner_->call_on(inputs);
-  const ReproElements elements = picked_from(reduced.elements);
+  const ReproElements elements = picked_from(reduced.elements, call);
   result.elements = std::ssize(elements.index);
   // Lockstep's own rounds once, whatever the trace's does.
   CaseJudge own = judge();
   own.which = 0;
-  const RoundingContract of_case = own.contract;
-  own.contract = candidates_of(place_.point->op, traits()).front();
+  const RoundingContract of_case = own.contract_at(place_);
+  for (auto& [point, contract] : own.contracts) contract = RoundingContract::fused;
   result.own_is_right = judged_case(own, reduced.op_case, /*stored=*/false).wrong().empty();
   const TrialResult::Element& worst = result.worst;
   ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
@@ -202,7 +220,7 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
       "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "
       "budgets.",
       by_, result.wrong, reduced.elements.got.size(), worst.want, worst.got, worst.budgets));
-  if (of_case != own.contract)
+  if (of_case != RoundingContract::fused)
     story.lines.push_back(fmt::format(
         "`want` rounds inside as `{}` does, which the trace declares.", name_of(of_case)));
   if (!reduced.steps.empty())
@@ -221,20 +239,20 @@ ReproResult Maker::result() {
                      .by = by_,
                      .pass = op_case.info.pass,
                      .of_rows = std::ssize(op_case.info.rows),
-                     .of_keys = keys_of(op_case)};
+                     .of_keys = keys_of(call_, op_case)};
   progress_.show("looking for a smaller case");
   const Reduced small = reduced(judge(), op_case, of_case, stored_);
   const CaseElements& elements = small.elements;
   result.rows = std::ssize(elements.rows);
-  result.keys = keys_of(small.op_case);
+  result.keys = keys_of(call_, small.op_case);
   result.wrong = std::ssize(elements.wrong());
   result.steps = small.steps;
   const size_t worst = elements.worst();
-  const Row& row = elements.rows.at(worst / static_cast<size_t>(elements.row_size));
+  const Row& row = elements.row_of(worst);
   result.worst = {
       .pass = result.pass,
       .request = row.request,
-      .index = {row.position, static_cast<int64_t>(worst) % elements.row_size},
+      .index = {row.position, elements.column_of(worst)},
       .want = elements.want[worst],
       .got = elements.got[worst],
       .budgets = std::fabs(elements.got[worst] - elements.want[worst]) / elements.limit[worst]};

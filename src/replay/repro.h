@@ -10,8 +10,9 @@
 namespace lockstep {
 
 struct ReproOptions {
-  ReplayOptions of;    // without a point: the trace's first finding
-  std::string folder;  // where it goes
+  ReplayOptions of;     // without a point: the trace's first finding
+  std::string folder;   // where it goes
+  std::string op = "";  // of the user's library, by its name there; "": that which a run calls
 };
 
 struct ReproResult {

@@ -2,7 +2,7 @@
 // op makes of them, and programs in C and Python that call the kernel and compare.
 //
 //   CapturedCall -> Kept, a tensor each: rows and columns that matter -> packed -> case.safetensors
-//                -> the arguments in the order of lockstep_ops.h  -> a table in C, JSON in Python
+//                -> the arguments (repro_arguments.h) -> a table in C, JSON in Python
 //
 // What the elements in question do not depend on, in any right op, is left out: rows of a weight
 // that make other outputs, columns that meet a zero, tables' rows that no index names. Left-out
@@ -22,6 +22,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "src/replay/repro_arguments.h"
 #include "src/replay/repro_programs.h"
 #include "src/report/output.h"
 #include "src/weights/safetensors_writer.h"
@@ -31,7 +32,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostWrong = 48, kMostRight = 16;
 // Slots of a cache that nobody filled hold this byte, all else that is left out 0.
 constexpr uint8_t kPoison = 0xFF;
 
@@ -77,6 +77,13 @@ Kept kept_of(const CapturedCall::Operand& tensor) {
   return kept;
 }
 
+// An output, of which nothing is written.
+Kept empty_like(const CapturedCall::Operand& tensor) {
+  Kept kept{&tensor};
+  kept.fill = tensor.name.starts_with("cache.") ? kPoison : 0;
+  return kept;
+}
+
 // Columns of a matrix in which some row is not 0.
 std::vector<int32_t> nonzero_columns(const TensorView& x) {
   const int64_t width = width_of(x);
@@ -98,37 +105,42 @@ void narrow_to(std::vector<int32_t>& rows, const std::set<int32_t>& some) {
   std::erase_if(rows, [&](int32_t row) { return !some.contains(row); });
 }
 
-// Operands of which an index names the rows that are read, as kOps calls them.
-constexpr std::pair<const char*, const char*> kIndexed[] = {
-    {"index", "table"}, {"positions", "cos"}, {"positions", "sin"}};
+// Columns of the output of that number which elements are in.
+std::set<int32_t> columns_of(const CapturedCall& call, const ReproElements& elements,
+                             size_t output) {
+  const int64_t width = width_of(call.outputs.at(output).data);
+  std::set<int32_t> columns;
+  for (size_t i = 0; i < elements.index.size(); ++i)
+    if (static_cast<size_t>(elements.output[i]) == output)
+      columns.insert(static_cast<int32_t>(elements.index[i] % width));
+  return columns;
+}
 
-std::set<int32_t> rows_named_by(const CapturedCall& call, const std::string& name) {
-  std::set<int32_t> rows;
-  if (const CapturedCall::Operand* index = input(call, name))
-    for (int64_t i = 0; i < index->data.view().count(); ++i)
-      rows.insert(static_cast<int32_t>(value_at(index->data, i)));
-  return rows;
+std::set<int32_t> numbers_in(const CapturedCall::Operand& tensor) {
+  std::set<int32_t> all;
+  for (int64_t i = 0; i < tensor.data.view().count(); ++i)
+    all.insert(static_cast<int32_t>(value_at(tensor.data, i)));
+  return all;
 }
 
 // Leaves out what the elements do not depend on, in any right op.
 void leave_out(const CapturedCall& call, const ReproElements& elements, std::vector<Kept>& parts) {
-  const int64_t width = width_of(call.outputs.front().data);
-  std::set<int32_t> columns;
-  for (const int64_t i : elements.index) columns.insert(static_cast<int32_t>(i % width));
-  const std::set<int32_t> experts = rows_named_by(call, "index");
+  const CapturedCall::Operand *index = input(call, "index"), *positions = input(call, "positions");
+  const bool experts = call.function == "expert_matmul";
   for (Kept& part : parts) {
     const std::string& name = part.tensor->name;
     if (part.tensor->is_weight) {
-      narrow_to(part.rows, columns);
+      const auto number = name.starts_with("weights.") ? std::stoul(name.substr(8)) : 0;
+      narrow_to(part.rows, columns_of(call, elements, experts ? 0 : number));
       part.all_rows = false;
       part.columns = nonzero_columns(input(call, "x")->data);
       part.all_columns = std::ssize(part.columns) == width_of(part.tensor->data);
-      if (name.starts_with("weights.") && !experts.contains(std::stoi(name.substr(8))))
-        part.rows.clear();
-    }
-    for (const auto& [index, table] : kIndexed) {
-      if (name != table) continue;
-      narrow_to(part.rows, rows_named_by(call, index));
+      if (experts && !numbers_in(*index).contains(static_cast<int32_t>(number))) part.rows.clear();
+    } else if (name == "table" && index != nullptr) {
+      narrow_to(part.rows, numbers_in(*index));
+      part.all_rows = false;
+    } else if ((name == "cos" || name == "sin") && positions != nullptr) {
+      narrow_to(part.rows, numbers_in(*positions));
       part.all_rows = false;
     }
   }
@@ -172,81 +184,6 @@ Names names_of(DType dtype) {
   }
 }
 
-// The arguments after the output in the order of lockstep_ops.h: of each, in both languages.
-struct Argument {
-  std::string in_c, type;
-  Json in_python;
-  std::string declared = {};  // before the call in C, what in_c stands for
-};
-
-// The operands of an argument, as the program in C has them.
-std::string list_in_c(const CapturedCall::Argument& argument) {
-  std::string text;
-  for (size_t i = 0; i < argument.count; ++i)
-    text += fmt::format("{}&in[{}]", i > 0 ? ", " : "", argument.first + i);
-  return text;
-}
-
-Json list_in_python(const char* kind, const CapturedCall::Argument& argument) {
-  Json list = {kind};
-  for (size_t i = 0; i < argument.count; ++i) list.push_back(argument.first + i + 1);
-  return list;
-}
-
-Argument one_tensor(const CapturedCall& call, size_t i) {
-  const bool there = !call.inputs.at(i).data.view().empty();
-  return {there ? fmt::format("&in[{}]", i) : "NULL", "const DLTensor*", {"tensor", i + 1}};
-}
-
-Argument structure(const char* name, const char* type, const CapturedCall::Argument& of) {
-  return {fmt::format("&{}", name), fmt::format("const {}*", type), list_in_python("struct", of),
-          fmt::format("    const {} {} = {{{}}};\n", type, name, list_in_c(of))};
-}
-
-Argument whole_number(const char* kind, double value) {
-  return {fmt::format("{}", static_cast<int64_t>(value)), fmt::format("{}_t", kind), {kind, value}};
-}
-
-std::vector<Argument> arguments_of(const CapturedCall& call) {
-  using enum CapturedCall::Argument::Type;
-  std::vector<Argument> all;
-  for (const CapturedCall::Argument& a : call.arguments) switch (a.type) {
-      case tensor:
-        all.push_back(one_tensor(call, a.first));
-        break;
-      case cache:
-        all.push_back(structure("cache", "LockstepCache", a));
-        break;
-      case batch:
-        all.push_back(structure("batch", "LockstepBatch", a));
-        break;
-      case tensors:
-        all.push_back({"list", "const DLTensor* const*", list_in_python("list", a),
-                       fmt::format("    const DLTensor* const list[] = {{{}}};\n", list_in_c(a))});
-        all.push_back(whole_number("int64", static_cast<double>(a.count)));
-        break;
-      case float32:
-        all.push_back({fmt::format("{}f", Json(a.number).dump()), "float", {"float", a.number}});
-        break;
-      case int64:
-        all.push_back(whole_number("int64", a.number));
-        break;
-      case int32:
-        all.push_back(whole_number("int32", a.number));
-    }
-  return all;
-}
-
-std::string call_in_c(const CapturedCall& call) {
-  std::string text, types = "const LockstepCall*, const DLTensor*", values = "&call, &out";
-  for (const Argument& argument : arguments_of(call)) {
-    text += argument.declared;
-    types += ", " + argument.type;
-    values += ", " + argument.in_c;
-  }
-  return text + fmt::format("    failed = ((const char* (*)({}))function)({});", types, values);
-}
-
 // The contents of the folder, made from one call. The file comes first, as the C program needs the
 // offsets of the tensors in it.
 class Folder {
@@ -255,13 +192,13 @@ class Folder {
       : call_(call), elements_(elements) {}
 
   void pack();
-  std::string file() const { return file_; }
+  const std::string& file() const { return file_; }
   std::string table_in_c() const;
 
  private:
   void add(const std::string& name, Tensor tensor);
   void add(const std::string& name, const std::vector<double>& values);
-  std::string part_in_c(const Kept& part, bool is_out) const;
+  std::string part_in_c(const Kept& part) const;
   Json part_in_python(const Kept& part) const;
   std::string metadata() const;
 
@@ -283,6 +220,7 @@ void Folder::add(const std::string& name, const std::vector<double>& values) {
 }
 
 void Folder::pack() {
+  for (const CapturedCall::Operand& tensor : call_.outputs) parts_.push_back(empty_like(tensor));
   for (const CapturedCall::Operand& tensor : call_.inputs) parts_.push_back(kept_of(tensor));
   leave_out(call_, elements_, parts_);
   for (const Kept& part : parts_) {
@@ -293,6 +231,7 @@ void Folder::pack() {
     if (!part.all_rows) add(name + ".rows", numbers_of(part.rows));
     if (!part.all_columns) add(name + ".columns", numbers_of(part.columns));
   }
+  add("output", numbers_of(elements_.output));
   add("index", tensor_of<int64_t>(elements_.index, {std::ssize(elements_.index)}, DType::i64));
   add("want", elements_.want);
   add("limit", elements_.limit);
@@ -312,16 +251,18 @@ Json Folder::part_in_python(const Kept& part) const {
 }
 
 std::string Folder::metadata() const {
-  Json inputs = Json::array(), arguments = Json::array();
-  for (const Kept& part : parts_) inputs.push_back(part_in_python(part));
-  for (const Argument& argument : arguments_of(call_)) arguments.push_back(argument.in_python);
-  const Kept out{.tensor = &call_.outputs.front()};
-  return Json{{"function", call_.function}, {"point", call_.point}, {"layer", call_.layer},
-              {"out", part_in_python(out)}, {"inputs", inputs},     {"arguments", arguments}}
+  Json tensors = Json::array();
+  for (const Kept& part : parts_) tensors.push_back(part_in_python(part));
+  return Json{{"function", call_.function},
+              {"point", call_.point},
+              {"layer", call_.layer},
+              {"tensors", tensors},
+              {"outputs", call_.outputs.size()},
+              {"arguments", Json::parse(arguments_in_json(call_))}}
       .dump();
 }
 
-std::string Folder::part_in_c(const Kept& part, bool is_out) const {
+std::string Folder::part_in_c(const Kept& part) const {
   const TensorView& view = part.tensor->data;
   if (view.empty()) return "{0}";
   const auto extents = view.shape.extents();
@@ -329,7 +270,7 @@ std::string Folder::part_in_c(const Kept& part, bool is_out) const {
     const auto found = offsets_.find(part.tensor->name + end);
     return found == offsets_.end() ? int64_t{-1} : static_cast<int64_t>(found->second);
   };
-  const bool none = is_out || part.rows.empty();
+  const bool none = part.rows.empty();
   return fmt::format("{{\"{}\", {}, {}, {}, {}, {{{}}}, {}, {}, {}, {}, {}, {}, {}}}",
                      part.tensor->name, names_of(view.dtype).code, 8 * size_of(view.dtype),
                      part.fill, view.shape.rank(), fmt::join(extents, ", "), none ? 0 : at(""),
@@ -339,15 +280,14 @@ std::string Folder::part_in_c(const Kept& part, bool is_out) const {
 }
 
 std::string Folder::table_in_c() const {
-  std::string text = fmt::format("enum {{ INPUTS = {}, ELEMENTS = {} }};\n", parts_.size(),
+  std::string text = fmt::format("enum {{ TENSORS = {}, ELEMENTS = {} }};\n", parts_.size(),
                                  elements_.index.size());
-  text += fmt::format("enum {{ INDEX_AT = {}, WANT_AT = {}, LIMIT_AT = {}, GOT_AT = {} }};\n",
-                      offsets_.at("index"), offsets_.at("want"), offsets_.at("limit"),
-                      offsets_.at("got"));
-  text += fmt::format("static const Part OUT = {};\n",
-                      part_in_c({.tensor = &call_.outputs.front()}, /*is_out=*/true));
-  text += "static const Part PARTS[] = {\n";
-  for (const Kept& part : parts_) text += fmt::format("    {},\n", part_in_c(part, false));
+  text += fmt::format(
+      "enum {{ OUTPUT_AT = {}, INDEX_AT = {}, WANT_AT = {}, LIMIT_AT = {}, GOT_AT = {} }};\n",
+      offsets_.at("output"), offsets_.at("index"), offsets_.at("want"), offsets_.at("limit"),
+      offsets_.at("got"));
+  text += "/* Outputs come first. */\nstatic const Part PARTS[] = {\n";
+  for (const Kept& part : parts_) text += fmt::format("    {},\n", part_in_c(part));
   return text + "};\n";
 }
 
@@ -374,27 +314,6 @@ std::string readme_of(const CapturedCall& call, const ReproStory& story) {
 }
 
 }  // namespace
-
-ReproElements picked_from(const CaseElements& all) {
-  std::vector<size_t> picked = all.wrong();
-  const auto budgets = [&](size_t i) { return std::fabs(all.got[i] - all.want[i]) / all.limit[i]; };
-  std::ranges::stable_sort(picked, [&](size_t a, size_t b) {
-    const double of_a = budgets(a), of_b = budgets(b);
-    return !(of_a <= of_b) && of_b == of_b;  // what is no number comes first
-  });
-  if (picked.size() > kMostWrong) picked.resize(kMostWrong);
-  size_t right = 0;
-  for (size_t i = 0; i < all.got.size() && right < kMostRight; ++i)
-    if (!all.is_wrong(i)) picked.push_back(i), ++right;
-  ReproElements elements;
-  for (const size_t i : picked) {
-    elements.index.push_back(static_cast<int64_t>(i));
-    elements.want.push_back(all.want[i]);
-    elements.limit.push_back(all.limit[i]);
-    elements.got.push_back(all.got[i]);
-  }
-  return elements;
-}
 
 int64_t write_repro(const std::string& folder, const CapturedCall& call,
                     const ReproElements& elements, const ReproStory& story) {

@@ -9,15 +9,18 @@
 
 namespace lockstep {
 
-// The elements of the result that a folder compares.
+// The elements of the results that a folder compares, one entry each.
 struct ReproElements {
-  std::vector<int64_t> index;  // in the output, flat
+  std::vector<int32_t> output;  // of CapturedCall::outputs
+  std::vector<int64_t> index;   // in it, flat
   std::vector<double> want, limit, got;
 };
 
-// The worst wrong elements of a case, and some right ones. At most 48 wrong ones and 16 right ones:
-// those show that a kernel which gives nothing but zeros is not right either.
-ReproElements picked_from(const CaseElements& elements);
+// The worst wrong elements of a case, and some right ones of each output. At most 48 wrong ones and
+// 16 right ones: those show that a kernel which gives nothing but zeros is not right either. Of a
+// cache also some of slots that the call must leave as they are: NaN, with which the programs fill
+// it.
+ReproElements picked_from(const CaseElements& elements, const CapturedCall& call);
 
 // Text for people: what it is of.
 struct ReproStory {
@@ -25,7 +28,7 @@ struct ReproStory {
   std::vector<std::string> lines;  // how it was reduced, who is right on it
 };
 
-// Writes the folder, which must not be there or be empty: inputs.safetensors, repro.c, repro.py,
+// Writes the folder, which must not be there or be empty: inputs.safetensors, repro.c, repro.py and
 // README.md. Of tensors only what is not 0, and of products' weights only what the elements need,
 // is written. Returns its bytes. Throws Error when it cannot. Files are written one after another,
 // so that a failure may leave some of them.

@@ -25,7 +25,9 @@ MODULES = ("attn.norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_nor
            "mlp.norm", "mlp.gate", "mlp.up", "mlp.down")
 WITHOUT_MLP = (*MODULES[:7], "attn.q_rope", "attn.k_rope", "attn.kv", "attn.out",
                "attn.residual", "mlp.norm", "mlp.residual")
-KEPT = {"six": SIX, "modules": MODULES, "without-mlp": WITHOUT_MLP}
+LINEARS = ("attn.norm", "attn.q", "attn.k", "attn.v", "attn.o", "mlp.norm", "mlp.gate", "mlp.up",
+           "mlp.down")
+KEPT = {"six": SIX, "modules": MODULES, "without-mlp": WITHOUT_MLP, "linears": LINEARS}
 # The bug, what the trace keeps, and the points that may be named for it.
 FAULTS = [
     ("rope-interleaved", "six", "attn.q_rope|attn.k_rope"),
@@ -33,6 +35,10 @@ FAULTS = [
     ("rope-over-half-of-the-dims", "modules", "attn.q_rope|attn.k_rope"),
     ("qk-norm-missing", "six", "attn.q_norm|attn.k_norm"),
     ("qk-norm-over-16-wide-blocks", "six", "attn.q_norm|attn.k_norm"),
+    # Both of q and k are hidden and wrong in the same way.
+    ("rope-interleaved", "linears", "attn.q_rope and attn.k_rope"),
+    ("qk-norm-missing", "linears", "attn.q_norm and attn.k_norm"),
+    ("qk-norm-over-16-wide-blocks", "linears", "attn.q_norm and attn.k_norm"),
     ("norm-mean-subtracted", "without-mlp", "attn.norm"),
     ("softmax-scale-missing", "modules", "attn.out"),
     ("softmax-scale-twice", "modules", "attn.out"),
@@ -88,7 +94,7 @@ def grade(result, right, points):
     # What was recorded after all, as producers of what was asked for are, is named by its place.
     hits = [s for s in said if (re.search(rf" in ({points})\b", s) or " in attn." not in s
                                 and " in mlp." not in s)
-            and re.search(right, s.split(" in attn.")[0].split(" in mlp.")[0])]
+            and re.search(right, re.split(r" in (?:attn|mlp)\.", s)[0])]
     if not hits:
         return "wrong", said
     return ("named" if len(hits) == len(said) else "beside"), said

@@ -1,13 +1,15 @@
 """What the seeded faults, and the wrong kernels beside this file, are said to look like.
 
-table.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32,fp16] [--layers 3]
+table.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32,fp16] [--layers 0,3]
          [--ops FOLDER] [--want SHARE]
 
 Prints a row a run: named, nothing said, wrong, or not seen (the run was clean). Which sentences
-count as right for a fault stands here alone: the product knows no fault by name. --ops: instead of
-the faults, the wrong kernels that were built into that folder.
+count as right for a fault stands here alone: the product knows no fault by name. --layers: each run
+takes the next of them, from the beginning again after the last. --ops: instead of the faults, the
+wrong kernels that were built into that folder.
 """
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -104,6 +106,26 @@ OPS = {
     "quick_gelu": r"quick GELU",
     "clamped_swiglu": r"clamped to",
     "scaled_embedding": r"sqrt\(hidden\)",
+    "gain_twice": r"gain twice",
+    "rope_in_place": r"RoPE in place",
+    "rope_sections": r"pairs .*not turned",
+    "no_rescale": r"never rescaled",
+    "score_of_first_lanes": r"first 32 dims",
+    "fp8_cache": r"K and V.*fp8",
+    "alibi": r"ALiBi|distance",
+    "prefix_twice": r"first (16|page).* twice",
+    "whole_pages": r"last (page|split) of 16",
+    "first_key_unseen": r"first key not seen",
+    "heads_of_groups": r"heads in another order",
+    "fp8_weights": r"weight.*fp8",
+    "rows_of_first_tile": r"first 16 rows",
+    "scale_twice": r"times 0\.0123",
+    "up_plus_one": r"up \+ 1",
+    "sigmoid_gate": r"^sigmoid for SiLU",
+    "residual_after_norm": r"normed stream",
+    "branch_scaled": r"branch times 0\.22",
+    "capped_logits": r"capped at 30",
+    "vocabulary_of_rank": r"ids? (from|past|over) 2048",
 }
 
 
@@ -151,6 +173,7 @@ def main():
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
     options = parser.parse_args()
     tally = {}
+    layers_in_turn = itertools.cycle(int(layer) for layer in options.layers.split(","))
     with tempfile.TemporaryDirectory() as folder:
         requests = pathlib.Path(folder, "requests.jsonl")
         requests.write_text("".join(json.dumps(r) + "\n" for r in REQUESTS))
@@ -164,7 +187,7 @@ def main():
                 for dtype in options.dtypes.split(","):
                     path = options.models / model
                     layers = json.loads((path / "config.json").read_text())["num_hidden_layers"]
-                    layer = min(int(options.layers), layers - 1)
+                    layer = min(next(layers_in_turn), layers - 1)
                     more = (["--ops", str(options.ops / f"{name}.so")] if options.ops else
                             ["--fault", f"{name}@layer={layer}"])
                     asked = requests if (path / "tokenizer.json").exists() else tokens

@@ -142,6 +142,24 @@ TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
 }
 
+TEST(Ops, ThatStoreSeveralTensorsHaveAFolderToo) {
+  const std::string folder = temp_path("several"),
+                    wrong = built_path("tests/replay/wrong/fused.so");
+  const OpsResult result = check_ops({.library = wrong, .dtypes = {"bf16"}, .folder = folder});
+  EXPECT_EQ(result.ops.size(), 5U);
+  for (const OpAccount& op : result.ops) {
+    ASSERT_EQ(op.folder, folder + "/" + op.op) << op.no_folder;
+    const auto status = [&](const std::string& name) {
+      return WEXITSTATUS(
+          std::system(fmt::format("cc {0}/repro.c -o {0}/repro -ldl -lm && {0}/repro {1} >{0}/out",
+                                  op.folder, name)
+                          .c_str()));
+    };
+    EXPECT_EQ(status(wrong), 1) << op.op << text_of(op.folder + "/out");
+    EXPECT_EQ(status(library("ours")), 0) << op.op << text_of(op.folder + "/out");
+  }
+}
+
 // A crash ends the command, which says in which case it was.
 TEST(Ops, ThatCrashEndInASentence) {
   const std::string norm = trouble_of("ops " + library("crashing") + " --ops-only rms_norm");

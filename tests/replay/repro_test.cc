@@ -103,6 +103,34 @@ TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
       << text_of(options.folder + "/c");
 }
 
+// Of a library that has the fused op and the single ones, a run calls the fused one.
+TEST(Repro, OfAFusedOpOrACacheCallsThatOp) {
+  struct Case {
+    const char *model, *point, *function, *output;
+    int layer;
+  };
+  const std::string right = built_path("tests/opcheck/ours.so");
+  for (const auto& [model, point, function, output, layer] : std::to_array<Case>(
+           {{"bard-qwen3", "mlp.norm", "add_rms_norm", "of out", 2},
+            {"bard-qwen3", "attn.norm", "add_rms_norm", "of out", 3},
+            {"bard-qwen2.5", "attn.v", "qkv_matmul", "of v", 1},
+            {"bard-qwen3", "attn.k_rope", "qk_norm_rope_kv_write", "of cache.k", 4},
+            {"bard-qwen2.5", "attn.q_rope", "qk_norm_rope_kv_write", "of cache.k", 2},
+            {"bard-qwen3", "mlp.act", "gate_up_silu", "of out", 5}})) {
+    const std::string name = fmt::format("{}-{}-{}", model, function, layer);
+    const ReproOptions options = asked(traced(model, 20), model, "fused", point, layer, name);
+    const ReproResult result = make_repro(options);
+    EXPECT_LE(result.rows, 2) << name;
+    EXPECT_TRUE(result.own_is_right) << name;
+    EXPECT_LE(result.bytes, 100 << 10) << name;
+    const std::string folder = options.folder;
+    EXPECT_EQ(statuses_of(folder, options.of.ops), std::pair(1, 1)) << name;
+    EXPECT_NE(text_of(folder + "/c").find(output), std::string::npos) << text_of(folder + "/c");
+    EXPECT_NE(text_of(folder + "/README.md").find(function), std::string::npos) << name;
+    EXPECT_EQ(statuses_of(folder, right), std::pair(0, 0)) << name << text_of(folder + "/c");
+  }
+}
+
 TEST(Repro, SaysWhyThereIsNone) {
   const std::string trace = traced("bard-qwen3", 20), model = " --model " + data_path("bard-qwen3");
   const auto call = [&](const std::string& more) {
@@ -114,7 +142,7 @@ TEST(Repro, SaysWhyThereIsNone) {
   const std::string out = " --out " + temp_path("none");
   expect_said(call("--first" + out), "has no finding");
   expect_said(call("--point attn.out --layer 1" + out), "no single element");
-  expect_said(call("--point attn.kv --layer 1" + out), "replay");
+  expect_said(call("--point attn.kv --layer 1" + out), "with --ops");
   expect_said(
       call("--point attn.out --layer 1 --ops " + built_path("plugin_right_rms_norm.so") + out),
       "paged_attention");

@@ -1,0 +1,19 @@
+/* The rotation works in place: the second half of a head is turned with a first half that has been
+ * turned already. */
+#include "numbers.inc"
+
+const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                          const DLTensor* cos, const DLTensor* sin, const DLTensor* positions) {
+  (void)call;
+  const int64_t tokens = x->shape[0], heads = x->shape[1], dim = x->shape[2], half = dim / 2;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t j = 0; j < half; ++j) {
+        const int64_t at = (t * heads + h) * dim + j, row = ints(positions)[t] * half + j;
+        const double c = load(cos, row), s = load(sin, row);
+        const double first = load(x, at) * c - load(x, at + half) * s;
+        store(out, at, (float)first);
+        store(out, at + half, (float)(load(x, at + half) * c + first * s));
+      }
+  return NULL;
+}
