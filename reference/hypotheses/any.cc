@@ -29,7 +29,7 @@ std::vector<double> tail_of_zeros(const Asked& a) {
   int64_t count = 0;
   while (count < empty.size(0) && zero[empty.size(0) - 1 - count]) ++count;
   if (count == 0 || count == empty.size(0)) return {};
-  return {static_cast<double>(count)};
+  return {as_fp64(count)};
 }
 // Such a tail is a grid that was launched for one block too few.
 Tensor tail_zero(const Asked& a, double count) {
@@ -67,7 +67,7 @@ Tensor of_row_zero(const Asked& a, double) {
 std::vector<double> row_tiles(const Asked& a) {
   std::vector<double> all;
   for (const int64_t tile : {2, 4, 8, 16, 32, 64, 128, 256})
-    if (tile < a.rows()) all.push_back(static_cast<double>(tile));
+    if (tile < a.rows()) all.push_back(as_fp64(tile));
   return all;
 }
 Tensor of_first_tile(const Asked& a, double size) {

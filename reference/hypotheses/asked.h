@@ -12,6 +12,9 @@
 
 namespace lockstep {
 
+// A count or a position in fp64, as the sizes of hypotheses are.
+inline double as_fp64(int64_t number) { return static_cast<double>(number); }
+
 // The model whose ops hypotheses are about. Everything is borrowed. HeldWeights serve one thread at
 // a time, and so does this.
 struct HeldModel {

@@ -98,7 +98,7 @@ class Attending {
     t.v = a_.widened(cache.v).transpose(0, 1);
     std::vector<double> positions;
     for (const int64_t row : rows_[r])
-      positions.push_back(static_cast<double>(a_.op().call.rows[row].position + moved));
+      positions.push_back(as_fp64(a_.op().call.rows[row].position + moved));
     part.first = static_cast<int64_t>(positions.front());
     t.positions = a_.tensor(positions).unsqueeze(1);
     part.window = a_.model().recipe.window.at(a_.place().layer);

@@ -37,7 +37,7 @@ Tensor by_hidden(const Asked& a, double) {
   return with_scale(a, 1 / std::sqrt(a.model().config.hidden));
 }
 Tensor by_kv_heads(const Asked& a, double) {
-  return with_scale(a, right_scale(a) / static_cast<double>(a.model().recipe.kv_heads));
+  return with_scale(a, right_scale(a) / as_fp64(a.model().recipe.kv_heads));
 }
 // The usual factors, and the one that fits best, to a hundredth.
 std::vector<double> scales(const Asked& a) {
@@ -128,13 +128,13 @@ int64_t window_of(const Asked& a) { return a.model().recipe.window.at(a.place().
 // A window of w keys sees p - w < key <= p. Tried are neighbours of the layer's own (an off by
 // one), those of other layers (a layer with the wrong kind) and powers of two.
 std::vector<double> windows(const Asked& a) {
-  const double own = static_cast<double>(window_of(a));
+  const double own = as_fp64(window_of(a));
   std::vector<double> all;
   if (own > 0) all = {own + 1, own - 1, own + 2, 2 * own, own / 2};
   for (const double w : {4., 8., 16., 32., 64., 128., 256., 512., 1024., 2048., 4096.})
     all.push_back(w);
   for (const int64_t w : a.model().recipe.window)
-    if (w > 0) all.push_back(static_cast<double>(w));
+    if (w > 0) all.push_back(as_fp64(w));
   std::erase_if(all, [own](double w) { return w == own || w < 1; });
   std::ranges::sort(all);
   all.erase(std::unique(all.begin(), all.end()), all.end());
@@ -174,7 +174,7 @@ Tensor first_split_alone(const Asked& a, double size) {
 Tensor part_page_left_out(const Asked& a, double size) {
   Attention how;
   how.mask = [size](const Part& p) {
-    const double full = std::floor(static_cast<double>(p.length) / size) * size;
+    const double full = std::floor(as_fp64(p.length) / size) * size;
     return (p.keys() <= p.positions()) &
            ((p.keys() < full) | (full == 0 ? p.keys() >= 0 : p.keys() < 0)) & p.in_window();
   };
@@ -182,7 +182,7 @@ Tensor part_page_left_out(const Asked& a, double size) {
 }
 std::vector<double> splits_and_page(const Asked& a) {
   std::vector<double> all = splits(a);
-  const auto page = static_cast<double>(a.op().page_size);
+  const auto page = as_fp64(a.op().page_size);
   if (page > 0 && std::ranges::count(all, page) == 0) all.push_back(page);
   return all;
 }
@@ -191,7 +191,7 @@ Tensor counted_twice(const Asked& a, Tensor (*twice)(const Part& part, double si
   Attention how;
   bool any = false;
   how.bias = [&](const Part& p) {
-    any = any || static_cast<double>(p.length) > size;
+    any = any || as_fp64(p.length) > size;
     return twice(p, size).to(at::kDouble) * std::numbers::ln2;
   };
   const Tensor out = attend(a, how);
@@ -224,8 +224,8 @@ Tensor biased_by_distance(const Asked& a, double) {
   const auto whole = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
   std::vector<double> slopes;
   for (int64_t h = 0; h < heads; ++h) {
-    const double of = static_cast<double>(h < whole ? 2 * (h + 1) : 2 * (h - whole) + 1);
-    slopes.push_back(std::exp2(-8 * of / static_cast<double>(2 * whole)));
+    const double of = as_fp64(h < whole ? 2 * (h + 1) : 2 * (h - whole) + 1);
+    slopes.push_back(std::exp2(-8 * of / as_fp64(2 * whole)));
   }
   return with_slopes(a, slopes);
 }
@@ -233,7 +233,7 @@ Tensor biased_evenly(const Asked& a, double) {
   const int64_t heads = a.model().recipe.heads;
   std::vector<double> slopes;
   for (int64_t h = 0; h < heads; ++h)
-    slopes.push_back(std::exp2(-8 * static_cast<double>(h + 1) / static_cast<double>(heads)));
+    slopes.push_back(std::exp2(-8 * as_fp64(h + 1) / as_fp64(heads)));
   return with_slopes(a, slopes);
 }
 // Parts of a score that are never added up: of a warp that has so many dims.
@@ -241,9 +241,9 @@ std::vector<double> dims_alone(const Asked& a) {
   std::vector<double> all;
   const int64_t dim = a.model().recipe.head_dim;
   for (const int64_t some : {8, 16, 32, 64, 128})
-    if (some < dim) all.push_back(static_cast<double>(some));
-  if (dim % 2 == 0 && std::ranges::count(all, static_cast<double>(dim) / 2) == 0)
-    all.push_back(static_cast<double>(dim) / 2);
+    if (some < dim) all.push_back(as_fp64(some));
+  if (dim % 2 == 0 && std::ranges::count(all, as_fp64(dim) / 2) == 0)
+    all.push_back(as_fp64(dim) / 2);
   return all;
 }
 Tensor scored_over(const Asked& a, int64_t first, int64_t count) {

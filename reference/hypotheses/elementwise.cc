@@ -201,8 +201,8 @@ std::vector<double> id_borders(const Asked& a) {
   const int64_t vocab = a.model().config.vocab;
   for (const int64_t parts : {2, 4, 8})
     for (int64_t part = 1; part < parts; ++part)
-      all.push_back(static_cast<double>((vocab + parts - 1) / parts * part));
-  for (int64_t power = 256; power < vocab; power *= 2) all.push_back(static_cast<double>(power));
+      all.push_back(as_fp64((vocab + parts - 1) / parts * part));
+  for (int64_t power = 256; power < vocab; power *= 2) all.push_back(as_fp64(power));
   std::ranges::sort(all);
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
@@ -214,10 +214,10 @@ Tensor zeros_where(const Asked& a, auto is_zero) {
   return y;
 }
 Tensor ids_from_zero(const Asked& a, double border) {
-  return zeros_where(a, [=](int64_t id) { return static_cast<double>(id) >= border; });
+  return zeros_where(a, [=](int64_t id) { return as_fp64(id) >= border; });
 }
 Tensor ids_below_zero(const Asked& a, double border) {
-  return zeros_where(a, [=](int64_t id) { return static_cast<double>(id) < border; });
+  return zeros_where(a, [=](int64_t id) { return as_fp64(id) < border; });
 }
 Tensor normalised(const Asked& a, double) { return a.right() * std::sqrt(a.model().config.hidden); }
 Tensor with_position(const Asked& a, double) {

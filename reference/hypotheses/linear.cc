@@ -159,12 +159,12 @@ std::vector<double> tails(const Asked& a) {
   for (const int tile : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048})
     if (tile < width) counts.push_back(tile);
   for (const int64_t tile : {32, 64, 128, 256, 512, 1024, 2048})
-    if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
+    if (tile < width && width % tile != 0) counts.push_back(as_fp64(width % tile));
   for (const int64_t parts : {2, 4, 8}) {
     const int64_t part = width / parts;
-    if (width % parts == 0) counts.push_back(static_cast<double>(width - part));
+    if (width % parts == 0) counts.push_back(as_fp64(width - part));
   }
-  counts.push_back(static_cast<double>(width) / 2);
+  counts.push_back(as_fp64(width) / 2);
   std::ranges::sort(counts);
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   return counts;
@@ -208,9 +208,7 @@ Tensor accumulated(const Asked& a, DType dtype, double every) {
   const Tensor x = x_of(a);
   const auto rows = x.size(0), inner = x.size(1), outer = a.got().flatten(1).size(1);
   const auto step = static_cast<int64_t>(every);
-  if (static_cast<double>(rows * outer) * static_cast<double>(inner) / every > kMostProducts ||
-      step > inner)
-    return {};
+  if (as_fp64(rows * outer) * as_fp64(inner) / every > kMostProducts || step > inner) return {};
   const Tensor w = weight_of(a);
   if (!w.defined()) return {};
   Tensor total;
@@ -238,7 +236,7 @@ Tensor accumulated_in_fp16(const Asked& a, double every) {
 std::vector<double> tiles(const Asked& a) {
   std::vector<double> all;
   for (const double tile : {8., 16., 32., 64., 128., 256.})
-    if (2 * tile <= static_cast<double>(a.got().flatten(1).size(1))) all.push_back(tile);
+    if (2 * tile <= as_fp64(a.got().flatten(1).size(1))) all.push_back(tile);
   return all;
 }
 // A last tile that was moved back to fit, and forgot to move what it reads.

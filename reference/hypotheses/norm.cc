@@ -56,8 +56,8 @@ std::vector<double> parts_of(int64_t width) {
   std::vector<double> parts;
   for (int part = 4; part < width; ++part)
     if (width % part == 0 && (part & (part - 1)) == 0) parts.push_back(part);
-  if (width % 3 == 0) parts.push_back(static_cast<double>(width) / 3);
-  if (width % 2 == 0 && (width & (width - 1)) != 0) parts.push_back(static_cast<double>(width) / 2);
+  if (width % 3 == 0) parts.push_back(as_fp64(width) / 3);
+  if (width % 2 == 0 && (width & (width - 1)) != 0) parts.push_back(as_fp64(width) / 2);
   return parts;
 }
 std::vector<double> block_widths(const Asked& a) { return parts_of(width_of(a)); }
@@ -124,7 +124,7 @@ std::vector<double> divisors(const Asked& a) {
   const Tensor wanted = x_of(a) * gain_of(a);
   const Tensor mean = wanted.square().sum(-1, true) / a.got().square().sum(-1, true) - eps_of(a);
   const double divisor = (x_of(a).square().sum(-1, true) / mean).median().item<double>();
-  const double width = static_cast<double>(width_of(a));
+  const double width = as_fp64(width_of(a));
   if (!std::isfinite(divisor) || divisor < 1.5 || std::fabs(divisor - width) < 0.5) return {};
   return {std::round(divisor)};
 }
@@ -158,7 +158,7 @@ Tensor gain_of_other_norm(const Asked& a, double) {
 }
 // A half, quarters, and one element either way, around the end.
 std::vector<double> shifts(const Asked& a) {
-  const double width = static_cast<double>(width_of(a));
+  const double width = as_fp64(width_of(a));
   return {width / 2, width / 4, 3 * width / 4, 1, width - 1};
 }
 Tensor gain_shifted(const Asked& a, double by) {
@@ -196,7 +196,7 @@ Tensor summed_in(const Asked& a, DType dtype) {
     double sum = 0;
     for (int64_t i = r * width; i < (r + 1) * width; ++i)
       sum = round_to(sum + round_to(values[i] * values[i], dtype), dtype);
-    sums.mutable_data_ptr<double>()[r] = sum / static_cast<double>(width);
+    sums.mutable_data_ptr<double>()[r] = sum / as_fp64(width);
   }
   return with_mean_square(a, sums.to(x_of(a).device()));
 }
@@ -220,8 +220,8 @@ std::vector<double> tails(const Asked& a) {
   for (const int tile : {4, 8, 16, 32, 64, 128, 256, 512, 1024})
     if (tile < width) counts.push_back(tile);
   for (const int64_t tile : {32, 64, 128, 256, 512, 1024})
-    if (tile < width && width % tile != 0) counts.push_back(static_cast<double>(width % tile));
-  counts.push_back(static_cast<double>(width) / 2);
+    if (tile < width && width % tile != 0) counts.push_back(as_fp64(width % tile));
+  counts.push_back(as_fp64(width) / 2);
   counts.push_back(1);
   std::ranges::sort(counts);
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -231,7 +231,7 @@ std::vector<double> tails(const Asked& a) {
 Tensor tail_left_out(const Asked& a, double count) {
   const int64_t width = width_of(a), some = width - static_cast<int64_t>(count);
   const Tensor sum = x_of(a).narrow(-1, 0, some).square().sum(-1, true);
-  return with_mean_square(a, sum / static_cast<double>(width));
+  return with_mean_square(a, sum / as_fp64(width));
 }
 Tensor mean_of_first(const Asked& a, double count) {
   const int64_t some = width_of(a) - static_cast<int64_t>(count);

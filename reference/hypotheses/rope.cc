@@ -49,7 +49,7 @@ Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<d
 }
 std::vector<double> right_positions(const Asked& a) {
   std::vector<double> positions;
-  for (const int64_t p : a.positions()) positions.push_back(static_cast<double>(p));
+  for (const int64_t p : a.positions()) positions.push_back(as_fp64(p));
   return positions;
 }
 // Those that the engine showed, if it did.
@@ -188,14 +188,13 @@ Tensor restarted(const Asked& a, double) {
 // Positions made of the row's index: right for one prompt alone in its pass.
 Tensor by_row_number(const Asked& a, double) {
   std::vector<double> positions = right_positions(a);
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<double>(i);
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = as_fp64(i);
   return at_positions(a, positions);
 }
 // One number of the request, its length, taken for a number of each row.
 Tensor last_position(const Asked& a, double) {
   std::vector<double> positions;
-  for (const int64_t length : a.op().call.lengths)
-    positions.push_back(static_cast<double>(length - 1));
+  for (const int64_t length : a.op().call.lengths) positions.push_back(as_fp64(length - 1));
   return at_positions(a, positions);
 }
 Tensor first_position(const Asked& a, double) { return at_positions(a, starts(a)); }
@@ -223,8 +222,7 @@ Tensor of_other_request(const Asked& a, double by) {
     const auto n = std::ssize(all);
     const auto other = static_cast<size_t>(
         (std::ssize(all) + static_cast<int64_t>(r) + static_cast<int64_t>(by)) % n);
-    for (size_t i = 0; i < all[r].size(); ++i)
-      positions.push_back(all[other][0] + static_cast<double>(i));
+    for (size_t i = 0; i < all[r].size(); ++i) positions.push_back(all[other][0] + as_fp64(i));
   }
   return at_positions(a, positions);
 }
@@ -314,7 +312,7 @@ Tensor frequencies_reversed(const Asked& a, double) {
 std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
 Tensor frequencies_shifted(const Asked& a, double by) {
   return with_frequencies(a, [&](size_t, double f) {
-    return f * std::pow(recipe_of(a).theta, -by / static_cast<double>(pairs_of(a)));
+    return f * std::pow(recipe_of(a).theta, -by / as_fp64(pairs_of(a)));
   });
 }
 Tensor tables_in(const Asked& a, DType dtype) {
@@ -329,7 +327,7 @@ std::vector<double> fractions(const Asked&) { return {0.5, 0.25, 0.75}; }
 Tensor first_pairs(const Asked& a, double share) {
   const Tables t = right_tables(a);
   const Tensor cos = t.cos.clone(), sin = t.sin.clone();
-  const auto pairs = static_cast<int64_t>(share * static_cast<double>(pairs_of(a)));
+  const auto pairs = static_cast<int64_t>(share * as_fp64(pairs_of(a)));
   if (pairs < 1 || pairs >= pairs_of(a)) return {};
   cos.narrow(1, pairs, pairs_of(a) - pairs).fill_(1);
   sin.narrow(1, pairs, pairs_of(a) - pairs).fill_(0);
@@ -339,7 +337,7 @@ Tensor first_pairs(const Asked& a, double share) {
 // theta^(-2j / some), another spectrum than that of first_pairs().
 Tensor first_dims(const Asked& a, double share) {
   const int64_t dim = a.model().recipe.head_dim;
-  const int64_t some = static_cast<int64_t>(share * static_cast<double>(dim)) / 2 * 2;
+  const int64_t some = static_cast<int64_t>(share * as_fp64(dim)) / 2 * 2;
   if (some < 2 || some >= dim) return {};
   const Tables t =
       tables_of(a, right_positions(a), recipe_of(a).frequencies(some, length_of(a)), 1);

@@ -198,7 +198,7 @@ std::vector<double> blocks(const Asked& a) {
   const int64_t length = *std::ranges::max_element(a.op().call.lengths);
   std::vector<double> all;
   for (const int64_t size : {1, 8, 16, 32, 64, 128, 256})
-    if (size < length && length / size <= 256) all.push_back(static_cast<double>(size));
+    if (size < length && length / size <= 256) all.push_back(as_fp64(size));
   return all;
 }
 Tensor never_rescaled(const Asked& a, double size) { return online(a, size, Forgotten::both); }
