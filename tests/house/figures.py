@@ -20,6 +20,7 @@ They are of the product: the C++ and CUDA files of the rooms but tests/. Their r
     the forward passes, which call it: src/model, src/instructions, the executor of ranks, the
     models of reference/; and the faults, which break it.
 """
+import functools
 import re
 
 import house
@@ -39,6 +40,7 @@ NO_FUNCTION = re.compile(r"(using|static_assert|typedef|friend)\b")
 COMMENT = re.compile(r"\s*(//|/\*|\*)")
 
 
+@functools.cache  # each file is asked for every op
 def bare(text):
     """Code alone: no comment, no text, no line of the preprocessor."""
     return PREPROCESSOR.sub(lambda m: "\n" * m.group().count("\n"),
@@ -120,6 +122,8 @@ def ops(root):
 
 def names(text, op):
     """Whether the text of a file names an op of these names."""
+    if not any(name in text for name in op):
+        return False
     code = bare(text)
     tables = "|".join({r"\w*ops_?(?:\(\))?", *re.findall(r"\bOps&?\s+(\w+)\b", code)})
     any_of = "|".join(sorted(op))
