@@ -37,25 +37,38 @@ int show(const Result& result, const RunOptions& options) {
 }
 
 void add_rank_options(CLI::App& app, RunOptions& options) {
-  app.add_option("--tp", options.ranks,
-                 "share the model among that many ranks, a process each (tensor parallel, on CPUs)")
+  app.add_option("--tp,--world", options.ranks,
+                 "share the model among that many ranks, a process each (tensor parallel)")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
   app.add_option("--rank-patience", options.rank_patience,
                  "seconds that a rank may get no further while others wait for it (20)")
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
+  app.add_option("--rank", options.rank,
+                 "be that one of the ranks, and let the others be started elsewhere, with the same "
+                 "options (as torchrun says in the environment, with --tp)")
+      ->type_name("R")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--rendezvous", options.rendezvous,
+                 "with --rank: where they meet; rank 0 listens there")
+      ->type_name("HOST:PORT");
 }
 
-// Rank 0's result is shown; this process waits for all of them.
-int run_over_ranks(const RunOptions& options, const std::vector<std::string>& line) {
-  const auto patience = std::chrono::duration<double>(options.rank_patience);
-  return run_ranks(static_cast<int>(options.ranks),
-                   std::chrono::duration_cast<std::chrono::milliseconds>(patience),
-                   [&](RankSeat& seat) {
-                     const std::optional<Result> result = run_rank(options, line, seat);
-                     return result ? show(*result, options) : 0;
-                   });
+// Rank 0's result is shown; this process waits for all ranks, or for the one that it is.
+int run_over_ranks(const RunOptions& options, const std::optional<Rendezvous>& elsewhere,
+                   const std::vector<std::string>& line) {
+  using std::chrono::milliseconds, std::chrono::duration_cast;
+  const auto patience =
+      duration_cast<milliseconds>(std::chrono::duration<double>(options.rank_patience));
+  const int ranks = static_cast<int>(options.ranks);
+  const auto body = [&](RankSeat& seat) {
+    const std::optional<Result> result = run_rank(options, line, seat);
+    return result ? show(*result, options) : 0;
+  };
+  if (!elsewhere) return run_ranks(ranks, patience, body);
+  const milliseconds later = patience + milliseconds(5000);  // first it says itself what it misses
+  return join_ranks(static_cast<int>(options.rank), ranks, *elsewhere, later, body);
 }
 
 }  // namespace
@@ -100,6 +113,7 @@ int run_command(Args args) {
                                  {"--limits", options.limits},
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
+  const std::optional<Rendezvous> elsewhere = rendezvous_of(options);
   if (options.ranks > 1) check_can_share(options);
   if (options.determinism > 0) {
     const Determinism bits = run_determinism(options, command_line_of("run", args));
@@ -107,7 +121,8 @@ int run_command(Args args) {
     return exit_status(bits);
   }
   const std::vector<std::string> line = command_line_of("run", args);
-  return options.ranks == 1 ? show(run(options, line), options) : run_over_ranks(options, line);
+  return options.ranks == 1 ? show(run(options, line), options)
+                            : run_over_ranks(options, elsewhere, line);
 }
 
 }  // namespace lockstep

@@ -61,11 +61,9 @@ void seed_gathered_reversed(const Seams& seams, const FaultRequest& request) {
   exchange_at(seams.ranks->parts.exchange.all_gather, request, "logits",
               [](const auto& inner, const OpContext& context, TensorView parts, TensorView part) {
                 inner(context, parts, part);
-                const Tensor right = copy_of(parts);
-                const int64_t bytes = parts.row_size() * size_of(parts.dtype);
+                const Tensor right = copy_on(Device::cpu, parts);
                 for (int64_t r = 0; r < parts.rows(); ++r)
-                  std::memcpy(parts.as<char>() + r * bytes,
-                              right.as<char>() + (parts.rows() - 1 - r) * bytes, bytes);
+                  copy(parts.slice(r, 1), right.view().slice(parts.rows() - 1 - r, 1));
               });
 }
 

@@ -132,14 +132,20 @@ void ModeComparer::compare_row(size_t place, const TensorView& want, const Tenso
   const bool tolerant = sums_in_any_order(*ledger_.places()[place].point);
   const Row base_row{base_of(outcome.request), position};
   const double sums = tolerant ? limit(place, want, base_row) : 0;
+  const std::vector<double> slack =
+      pairing_.ranks
+          ? pairing_.ranks->slack_of_sum(ledger_.places()[place], {outcome.request, position})
+          : std::vector<double>();
   for (int64_t i = 0; i < want.count(); ++i) {
     const size_t bytes = size_of(want.dtype);
     const size_t at = i * bytes;
     if (std::memcmp(want.as<const char>() + at, got.as<const char>() + at, bytes) == 0) continue;
     const double w = value_at(want, i), g = value_at(got, i);
+    if (!slack.empty() && w == g) continue;  // a sum of zeros has no sign of its own
     // Each of the two may be half a spacing off by its store, and off by its sums; both are right
     // then.
-    const double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
+    double allowed = tolerant ? (ulp(w, want.dtype) + ulp(g, got.dtype)) / 2 + sums : 0;
+    if (tolerant && !slack.empty()) allowed += slack.at(i);
     // Not a number when one of them is none: over any limit.
     const double budgets =
         allowed > 0 ? std::fabs(w - g) / allowed : std::numeric_limits<double>::infinity();
@@ -194,6 +200,9 @@ NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Grou
         "{} (its request {}) has one and {} the other, from equal inputs ({} elements "
         "differ)",
         pairing_.base, group.base, pairing_.mode, wrong);
+    outcome.finding.node.place = ledger_.places()[place];
+    const std::string rank = pairing_.ranks ? pairing_.ranks->rank_of(outcome.finding) : "";
+    if (!rank.empty()) outcome.finding.rule = rank + "; " + outcome.finding.rule;
   }
   return outcome;
 }

@@ -37,6 +37,17 @@ class BaselineRows {
   std::vector<std::unordered_map<uint64_t, Spot>> spots_;  // by place, by (request, position)
 };
 
+// A mode in which several ranks compute the model together.
+class ModeRanks {
+ public:
+  virtual ~ModeRanks() = default;
+  // How far each element of a row that the ranks added up may lie from one that nobody cut: by the
+  // roundings of what was added, and of all sums but the last. Empty: the ranks add up no such row.
+  virtual std::vector<double> slack_of_sum(const Place& place, const Row& row) const = 0;
+  // The rank that holds the finding's element; "": all of them do.
+  virtual std::string rank_of(const Finding& finding) const = 0;
+};
+
 // Compares a run with a base run, op by op and without a reference. After a tensor was compared its
 // rows are overwritten by the base's, so that every op of the mode has exactly the inputs of the
 // base and each is held to its own promise, however far a difference would have spread: a
@@ -49,6 +60,8 @@ class BaselineRows {
 //                                          inputs and weights without structure sum |a||w| is
 //                                          0.64 sqrt(K) rms, so this is lambda sqrt(K) u sum|a||w|
 //                                          with room to spare.
+//   what ranks added up                    that, and the roundings of what they added and of sums
+//                                          in between; of a lookup, equal numbers
 //   attn.kv                                the bits that the base wrote to the cache
 // What must be equal is compared by its bytes, so that a NaN of the same bits is no difference and
 // -0 for 0 is one.
@@ -59,6 +72,7 @@ class ModeComparer final : public Sink {
     std::string base, mode;
     std::vector<int32_t>
         base_of;  // by the mode's request: the base's; -1: a stranger, not compared
+    const ModeRanks* ranks = nullptr;  // borrowed; null: one process computes
   };
 
   // `base` and `ledger`, which gets an outcome for every node, are borrowed.

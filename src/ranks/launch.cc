@@ -88,19 +88,24 @@ std::string doing_text(const RankNews& news) {
 
 class Watch {
  public:
-  Watch(int ranks, std::chrono::milliseconds patience, RankNews* news)
-      : patience_(patience), news_(news), ranks_(ranks) {}
+  // own: the only rank that is a process of this one; -1: all are.
+  Watch(int ranks, std::chrono::milliseconds patience, RankNews* news, int own = -1)
+      : patience_(patience), news_(news), own_(own), ranks_(ranks) {
+    for (int rank = 0; rank < ranks; ++rank) ranks_[rank].ended = own >= 0 && rank != own;
+  }
   ~Watch() { end_all(); }
   Watch(const Watch&) = delete;
 
   std::vector<Watched>& ranks() { return ranks_; }
 
-  // Returns rank 0's exit status.
+  // Returns rank 0's exit status, or the only one's.
   int watch() {
+    const size_t first = std::max(0, own_);
     std::optional<Clock::time_point> first_trouble;
     for (;;) {
       look();
-      if (ranks_[0].ended && WIFEXITED(ranks_[0].status) && news_[0].sentence[0] == 0) break;
+      if (ranks_[first].ended && WIFEXITED(ranks_[first].status) && news_[first].sentence[0] == 0)
+        break;
       for (const Watched& rank : ranks_)
         if (rank.ended && !first_trouble && !went_well(rank)) first_trouble = Clock::now();
       if (first_trouble && Clock::now() - *first_trouble > kGrace) fail("{}", why_ended());
@@ -112,7 +117,7 @@ class Watch {
       std::this_thread::sleep_for(kLook);
       look();
     }
-    return WEXITSTATUS(ranks_[0].status);
+    return WEXITSTATUS(ranks_[first].status);
   }
 
  private:
@@ -154,7 +159,7 @@ class Watch {
                            WEXITSTATUS(rank.status), doing_text(news_[i]));
       } else {
         own = sentence.find(kGone) != std::string::npos ? 1 : 3;
-        text = i == 0 ? sentence : fmt::format("rank {}: {}", i, sentence);
+        text = i == 0 || own_ >= 0 ? sentence : fmt::format("rank {}: {}", i, sentence);
       }
       if (own > gravity) gravity = own, best = text;
     }
@@ -163,6 +168,7 @@ class Watch {
 
   void find_hanging() {
     const auto now = Clock::now();
+    if (own_ >= 0) return find_lost(now);
     bool waited_for = false;
     for (size_t i = 0; i < ranks_.size(); ++i)
       waited_for |= !ranks_[i].ended && waits(i) && now - ranks_[i].moved > patience_;
@@ -171,6 +177,14 @@ class Watch {
       if (hangs(i, now))
         fail("rank {} hangs {}: it got no further for {} s, and all ranks were ended", i,
              doing_text(news_[i]), static_cast<double>(patience_.count()) / 1000);
+  }
+
+  // A rank of others' is waited for as long as it lives: the meeting alone has an end.
+  void find_lost(Clock::time_point now) {
+    const bool meets = static_cast<RankDoes>(news_[own_].does.load()) == RankDoes::meets;
+    check(!meets || ranks_[own_].ended || now - ranks_[own_].moved <= patience_,
+          "rank {} met nobody within {} s: is the port of --rendezvous another program's?", own_,
+          static_cast<double>(patience_.count()) / 1000);
   }
 
   bool waits(size_t i) const {
@@ -203,6 +217,7 @@ class Watch {
   static constexpr std::chrono::seconds kIdle{5};
   std::chrono::milliseconds patience_;
   RankNews* news_;
+  int own_;
   std::vector<Watched> ranks_;
 };
 
@@ -251,26 +266,53 @@ void RankSeat::tell_trouble(const std::string& sentence) {
   std::memcpy(own().sentence, cut.c_str(), cut.size() + 1);
 }
 
+namespace {
+
+// News of all ranks, in memory that processes forked from here on share.
+class SharedNews {
+ public:
+  explicit SharedNews(int ranks) : bytes_(sizeof(RankNews) * static_cast<size_t>(ranks)) {
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    check(memory != MAP_FAILED, "{} bytes of memory for {} ranks to share were not to be had",
+          bytes_, ranks);
+    news_ = static_cast<RankNews*>(memory);
+    for (int rank = 0; rank < ranks; ++rank) new (news_ + rank) RankNews;
+    std::fflush(nullptr);  // else each rank prints it too
+  }
+  ~SharedNews() { munmap(news_, bytes_); }
+  SharedNews(const SharedNews&) = delete;
+
+  RankNews* get() const { return news_; }
+
+ private:
+  size_t bytes_;
+  RankNews* news_ = nullptr;
+};
+
+pid_t start(const RankSeat& seat, const std::function<int(RankSeat&)>& body) {
+  const pid_t parent = getpid(), pid = fork();
+  if (pid == 0) live(seat, parent, body);
+  check(pid > 0, "no process could be started for rank {} of {}: {}", seat.rank(), seat.ranks(),
+        std::strerror(errno));
+  return pid;
+}
+
+}  // namespace
+
 int run_ranks(int ranks, std::chrono::milliseconds patience,
               const std::function<int(RankSeat&)>& body) {
-  const size_t bytes = sizeof(RankNews) * static_cast<size_t>(ranks);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  check(memory != MAP_FAILED, "{} bytes of memory for {} ranks to share were not to be had", bytes,
-        ranks);
-  const std::unique_ptr<void, std::function<void(void*)>> unmapped(
-      memory, [bytes](void* mapped) { munmap(mapped, bytes); });
-  auto* news = static_cast<RankNews*>(memory);
-  for (int rank = 0; rank < ranks; ++rank) new (news + rank) RankNews;
-  std::fflush(nullptr);  // else each rank prints it too
-  Watch watch(ranks, patience, news);
-  const pid_t parent = getpid();
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t pid = fork();
-    if (pid == 0) live(RankSeat(rank, ranks, news), parent, body);
-    check(pid > 0, "no process could be started for rank {} of {}: {}", rank, ranks,
-          std::strerror(errno));
-    watch.ranks()[rank].pid = pid;
-  }
+  const SharedNews news(ranks);
+  Watch watch(ranks, patience, news.get());
+  for (int rank = 0; rank < ranks; ++rank)
+    watch.ranks()[rank].pid = start(RankSeat(rank, ranks, news.get()), body);
+  return watch.watch();
+}
+
+int join_ranks(int rank, int ranks, const Rendezvous& rendezvous,
+               std::chrono::milliseconds patience, const std::function<int(RankSeat&)>& body) {
+  const SharedNews news(ranks);
+  Watch watch(ranks, patience, news.get(), rank);
+  watch.ranks()[rank].pid = start(RankSeat(rank, ranks, news.get(), &rendezvous), body);
   return watch.watch();
 }
 

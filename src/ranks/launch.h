@@ -32,13 +32,25 @@ struct RankNews {
   char sentence[1024] = {};  // of the trouble that ended it
 };
 
+// Where ranks meet that were started each by itself.
+struct Rendezvous {
+  std::string host;
+  int port = 0;
+  bool hosted = false;  // as of a Meeting
+  std::string name = "lockstep";
+  int gpu = 0;  // the number of the rank's card, where it computes on one
+};
+
 // A rank's place among the others: its number, and its line to the watch. Any thread may tell.
 class RankSeat {
  public:
-  RankSeat(int rank, int ranks, RankNews* news) : rank_(rank), ranks_(ranks), news_(news) {}
+  // elsewhere: of a rank that was started by itself; borrowed, null: the ranks are of one process.
+  RankSeat(int rank, int ranks, RankNews* news, const Rendezvous* elsewhere = nullptr)
+      : rank_(rank), ranks_(ranks), news_(news), elsewhere_(elsewhere) {}
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
+  const Rendezvous* elsewhere() const { return elsewhere_; }
   void does(RankDoes what);
   void beat() { ++own().beats; }
   void in_pass(int64_t pass) { own().pass = pass; }
@@ -54,6 +66,7 @@ class RankSeat {
 
   int rank_, ranks_;
   RankNews* news_;  // one a rank
+  const Rendezvous* elsewhere_;
 };
 
 // Calls `body` in as many processes, and returns the status that rank 0's ended with. `patience` is
@@ -62,5 +75,11 @@ class RankSeat {
 // have one thread.
 int run_ranks(int ranks, std::chrono::milliseconds patience,
               const std::function<int(RankSeat&)>& body);
+
+// Calls `body` in a process as one rank of several that others start, and returns its status.
+// Throws Error as run_ranks() does, of this rank alone: patience is how long its meeting with the
+// others may take beyond what it says itself. Who is gone ends the others by the collectives.
+int join_ranks(int rank, int ranks, const Rendezvous& rendezvous,
+               std::chrono::milliseconds patience, const std::function<int(RankSeat&)>& body);
 
 }  // namespace lockstep

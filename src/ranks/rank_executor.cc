@@ -7,11 +7,21 @@
 namespace lockstep {
 namespace {
 
-// A view of that shape into a buffer that is made anew when it is too small.
-TensorView room(Tensor& buffer, const Shape& shape, DType dtype) {
+// A view of that shape into a buffer that is made anew when it is too small. What is queued on the
+// device is done before its memory is another's (DeviceRuntime::allocate).
+TensorView room(Tensor& buffer, const Shape& shape, DType dtype, Device device) {
   const int64_t bytes = std::max<int64_t>(1, shape.count() * size_of(dtype));
-  if (buffer.view().empty() || buffer.view().bytes() < bytes) buffer = Tensor({bytes}, DType::u8);
+  if (buffer.view().empty() || buffer.view().bytes() < bytes)
+    buffer = Tensor({bytes}, DType::u8, device);
   return buffer.part(0, shape, dtype);
+}
+
+// `count` elements from the one of that number on.
+TensorView stretch(const TensorView& tensor, int64_t first, int64_t count) {
+  return {.data = tensor.as<char>() + first * size_of(tensor.dtype),
+          .dtype = tensor.dtype,
+          .device = tensor.device,
+          .shape = {count}};
 }
 
 // [rows, ...] as [rows, 1, ...]: the rank's row of the axis of ranks.
@@ -34,18 +44,25 @@ void RankExecutor::add_up(PointName partial, PointName sum, const TensorView& te
 
 // Tokens of other ranks' rows are looked up as the first of this one's, and their rows are zeros.
 void RankExecutor::embed(const TensorView& table) {
-  const TensorView fed = batch_.tokens;
-  const TensorView own = room(rank_.tokens, {fed.count()}, DType::i32);
-  const auto here = [&](int64_t i) {
-    const int64_t row = fed.as<int32_t>()[i] - rank_.plan.mask_first;
-    return row >= 0 && row < table.rows() ? row : -1;
-  };
-  for (int64_t i = 0; i < fed.count(); ++i)
-    own.as<int32_t>()[i] = static_cast<int32_t>(std::max<int64_t>(0, here(i)));
-  ops_.gather_rows(at("embed"), a_.stream, own, table);
-  const int64_t bytes = a_.stream.row_size() * size_of(a_.stream.dtype);
-  for (int64_t i = 0; i < fed.count(); ++i)
-    if (here(i) < 0) std::memset(a_.stream.as<char>() + i * bytes, 0, bytes);
+  const Tensor own = copy_on(Device::cpu, batch_.tokens);
+  std::vector<int64_t> elsewhere;
+  for (int64_t i = 0; i < own.view().count(); ++i) {
+    const int64_t row = own.as<int32_t>()[i] - rank_.plan.mask_first;
+    const bool here = row >= 0 && row < table.rows();
+    own.as<int32_t>()[i] = here ? static_cast<int32_t>(row) : 0;
+    if (!here) elsewhere.push_back(i);
+  }
+  const Device device = a_.stream.device;
+  const TensorView tokens = room(rank_.tokens, own.view().shape, DType::i32, device);
+  copy(tokens, own);
+  ops_.gather_rows(at("embed"), a_.stream, tokens, table);
+  const Shape row{1, a_.stream.row_size()};
+  if (rank_.zeros.view().empty()) {
+    Tensor zeros(row, a_.stream.dtype);
+    std::memset(zeros.view().data, 0, zeros.view().bytes());
+    rank_.zeros = copy_on(device, zeros);
+  }
+  for (const int64_t i : elsewhere) copy(a_.stream.slice(i, 1), rank_.zeros);
   add_up("embed.partial", "embed", a_.stream);
   show_angles("rope.cos", a_.rope_cos, batch_.cos);
   show_angles("rope.sin", a_.rope_sin, batch_.sin);
@@ -89,10 +106,10 @@ Forward RankExecutor::head(const WeightView& lm_head) {
   Activations& a = a_;
   if (a.last.rows() == 0) return {a.logits, a.token};
   const int64_t rows = a.last.rows(), vocab = rank_.plan.vocab.count;
-  const TensorView own = room(rank_.partial, {rows, vocab}, a.logits.dtype);
+  const TensorView own = room(rank_.partial, {rows, vocab}, a.logits.dtype, a.logits.device);
   ops_.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);
   ops_.matmul(at("logits"), own, a.last, lm_head, {});
-  gather_logits(rows);
+  gather_logits(own);
   probe_.logits(point("logits"), a.logits);
   ops_.argmax(at("token"), a.token, a.logits);
   probe_.logits(point("token"), a.token);
@@ -100,23 +117,26 @@ Forward RankExecutor::head(const WeightView& lm_head) {
 }
 
 // Parts of one size are gathered: the last rank's may have fewer columns than there is room for.
-void RankExecutor::gather_logits(int64_t rows) {
-  const DType dtype = a_.logits.dtype;
-  const int64_t room_each = rank_.plan.vocab_room, whole = rank_.plan.whole.vocab;
-  const int64_t ranks = rank_.plan.ranks, size = size_of(dtype);
-  const int64_t own = rank_.plan.vocab.count;
-  Tensor padded({rows, room_each}, dtype);
-  std::memset(padded.as<char>(), 0, padded.view().bytes());
-  for (int64_t row = 0; row < rows; ++row)
-    std::memcpy(padded.as<char>() + row * room_each * size,
-                rank_.partial.as<char>() + row * own * size, own * size);
-  const TensorView parts = room(rank_.parts, {ranks, rows, room_each}, dtype);
+void RankExecutor::gather_logits(const TensorView& own) {
+  const TensorView logits = a_.logits;
+  const int64_t rows = own.rows(), count = own.shape.last(), whole = rank_.plan.whole.vocab;
+  const int64_t ranks = rank_.plan.ranks, each = rank_.plan.vocab_room;
+  const auto device_room = [&](Tensor& buffer, const Shape& shape) {
+    return room(buffer, shape, logits.dtype, logits.device);
+  };
+  TensorView padded = own;
+  if (count != each) {
+    padded = device_room(rank_.padded, {rows, each});
+    for (int64_t row = 0; row < rows; ++row)
+      copy(stretch(padded, row * each, count), stretch(own, row * count, count));
+  }
+  const TensorView parts = device_room(rank_.parts, {ranks, rows, each});
   rank_.exchange.all_gather(at("logits"), parts, padded);
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t first = rank * room_each, count = std::min(room_each, whole - first);
-      std::memcpy(a_.logits.as<char>() + (row * whole + first) * size,
-                  parts.as<char>() + (rank * rows + row) * room_each * size, count * size);
+      const int64_t first = rank * each, held = std::min(each, whole - first);
+      copy(stretch(logits, row * whole + first, held),
+           stretch(parts, (rank * rows + row) * each, held));
     }
 }
 

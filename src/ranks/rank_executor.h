@@ -10,9 +10,11 @@ namespace lockstep {
 struct RankParts {
   RankPlan plan;
   Exchange exchange;
-  // Buffers that grow and never shrink.
+  // Buffers on the device that grow and never shrink.
   Tensor tokens;   // [tokens]  int32: those that the lookup answers for
-  Tensor partial;  // of the logits: [logit rows, rows of the largest part of the vocabulary]
+  Tensor zeros;    // a row of the stream
+  Tensor partial;  // of the logits: [logit rows, rows of the rank's part of the vocabulary]
+  Tensor padded;   // the same, each row as long as that of the rank with the largest part
   Tensor parts;    // [ranks, logit rows, the same]
 };
 
@@ -32,7 +34,7 @@ class RankExecutor final : public PieceExecutor {
   // Shows what this rank adds, adds it up in place, and shows the sum.
   void add_up(PointName partial, PointName sum, const TensorView& tensor);
   void show_partial(PointName name, const TensorView& tensor);
-  void gather_logits(int64_t rows);
+  void gather_logits(const TensorView& own);
 
   RankParts& rank_;
 };

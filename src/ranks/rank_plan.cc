@@ -2,7 +2,10 @@
 // several ranks; where they do not divide, a rank may have more of them than another.
 #include "src/ranks/rank_plan.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
+#include "probes/points.h"
 
 namespace lockstep {
 namespace {
@@ -33,6 +36,13 @@ Part kv_part(const ModelConfig& c, const Part& heads, int ranks) {
 }  // namespace
 
 bool is_partial(const Point& point) { return point.name.ends_with("partial"); }
+
+bool is_sum(const Point& point) {
+  return std::ranges::any_of(kPoints, [&](const Point& p) {
+    return is_partial(p) && p.name.starts_with(point.name) &&
+           p.name.size() == point.name.size() + std::string_view("_partial").size();
+  });
+}
 
 RankPlan plan_of(const ModelConfig& whole, int rank, int ranks) {
   RankPlan plan{.rank = rank, .ranks = ranks, .whole = whole, .local = whole};

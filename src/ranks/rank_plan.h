@@ -36,7 +36,9 @@ struct RankPlan {
 // query heads of a rank would read K/V heads in another order than the model's.
 RankPlan plan_of(const ModelConfig& whole, int rank, int ranks);
 
-// Whether the point shows what each rank adds to a sum over the ranks.
+// Whether the point shows what each rank adds to a sum over the ranks, and whether it is such a
+// sum.
 bool is_partial(const Point& point);
+bool is_sum(const Point& point);
 
 }  // namespace lockstep

@@ -4,10 +4,14 @@
 
 namespace lockstep {
 
-CollectivesLibrary& open_collectives() {
+CollectivesLibrary& open_collectives(DeviceKind kind) {
   using Factory = CollectivesLibrary* (*)();
+  const bool gpus = kind == DeviceKind::cuda;
   static const auto make = reinterpret_cast<Factory>(torch_factory(
-      "liblockstep_collectives.so", "lockstep_collectives", "--tp needs LibTorch's collectives"));
+      gpus ? "liblockstep_collectives_cuda.so" : "liblockstep_collectives.so",
+      "lockstep_collectives",
+      gpus ? "--tp with --device cuda needs the NCCL of a LibTorch that was built for CUDA"
+           : "--tp needs LibTorch's collectives"));
   static CollectivesLibrary* library = make();
   return *library;
 }

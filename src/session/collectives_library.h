@@ -4,7 +4,8 @@
 
 namespace lockstep {
 
-// Opens liblockstep_collectives.so once (shared_library.h). Throws Error when this build has none.
-CollectivesLibrary& open_collectives();
+// Opens the collectives of ranks on CPUs, or of ranks on GPUs, once (shared_library.h). Throws
+// Error when this build has none. A process opens one of them.
+CollectivesLibrary& open_collectives(DeviceKind kind);
 
 }  // namespace lockstep

@@ -16,15 +16,20 @@ const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
 
-// The CUDA ops are a library of their own, so that one binary runs where there is no driver.
-void open_cuda(int number) {
-  // Never closed: tensors of static storage may be released after main.
+// The CUDA ops are a library of their own, so that one binary runs where there is no driver. Never
+// closed: tensors of static storage may be released after main.
+void* cuda_library() {
   void* handle = open_built_library("liblockstep_cuda.so");
   check(handle != nullptr,
         "--device cuda needs the CUDA ops, which could not be opened ({}): build with "
         "-DLOCKSTEP_CUDA=ON and keep liblockstep_cuda.so beside the executable, or use "
         "--device cpu",
         handle == nullptr ? dlerror() : "");
+  return handle;
+}
+
+void open_cuda(int number) {
+  void* handle = cuda_library();
   using Factory = const Ops* (*)(int, DeviceRuntime*);
   const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_cuda_ops"));
   const auto broken = reinterpret_cast<decltype(&lockstep_cuda_broken_ops)>(
@@ -46,6 +51,12 @@ Device open_device(const std::string& name) {
   const Device device = device_from(name);
   if (device != Device::cpu) open_cuda(device.index);
   return device;
+}
+
+int cuda_devices() {
+  const auto count = reinterpret_cast<int (*)()>(dlsym(cuda_library(), "lockstep_cuda_devices"));
+  check(count != nullptr, "liblockstep_cuda.so is not the CUDA library of this build: rebuild it");
+  return count();
 }
 
 Ops ops_of(Device device) {

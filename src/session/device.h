@@ -13,6 +13,9 @@ namespace lockstep {
 // threads at once.
 Device open_device(const std::string& name);
 
+// How many CUDA devices this process can use. Throws Error when this build has no CUDA.
+int cuda_devices();
+
 // The ops of a device that was opened. Throws Error for a CUDA device that was not opened.
 Ops ops_of(Device device);
 // Its kernels with bugs (kernels/faults/broken_ops.h); null for the CPU, which has none.

@@ -23,6 +23,7 @@
 #include "src/session/judged_trace.h"
 #include "src/session/live_judge.h"
 #include "src/session/ranked.h"
+#include "src/session/ranks_apart.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
 
@@ -73,13 +74,14 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 
 }  // namespace
 
-// Faults of kernels replace them on the device. Faults of the host, and a watch, need the numbers
-// in host memory: then every op is staged through it.
+// Faults of kernels replace them on the device. Faults of the host or of ranks, and a watch, need
+// the numbers in host memory: then every op is staged through it.
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch, const RankSeams* ranks)
     : ops(std::move(of_device)),
       clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
-        return fault_of(fault).seat != Fault::Seat::host;
+        const Fault::Seat seat = fault_of(fault).seat;
+        return seat != Fault::Seat::host && seat != Fault::Seat::ranks;
       })) {
   if (clean) {
     for (const FaultRequest& fault : faults)
@@ -121,6 +123,7 @@ std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int r
 
 EngineOptions engine_of_rank(EngineOptions options, int ranks) {
   if (options.threads <= 0) options.threads = std::max(1, machine_threads() / ranks);
+  options.graph = false;  // a graph would have to hold the collectives
   return options;
 }
 
@@ -185,10 +188,15 @@ struct Models {
   std::unique_ptr<Hypotheses> hypotheses;
 };
 
+std::unique_ptr<Hypotheses> hypotheses_of(const JudgedRun& run, const ReferenceOptions& options) {
+  auto whole = run.reference.hypotheses(run.checkpoint, options);
+  return run.ranks ? run.ranks->hypotheses(std::move(whole)) : std::move(whole);
+}
+
 // The model in fp64, and in the run's dtype: how far they lie apart is what rounding alone does to
 // the logits. They take every row, and are left out where only some are judged.
 Models models_of(const JudgedRun& run, const ReferenceOptions& options) {
-  Models models{.hypotheses = run.reference.hypotheses(run.checkpoint, options)};
+  Models models{.hypotheses = hypotheses_of(run, options)};
   if (!run.judge.rows.all()) return models;
   models.exact = run.reference.model(run.checkpoint, options, DType::f64);
   models.rounded = run.reference.model(run.checkpoint, options, run.engine.dtype);
@@ -247,7 +255,9 @@ void add_end(const JudgedRun& run, const Engine& engine, const Auditor& auditor,
              Result& result) {
   if (run.audit) add_audit(result, auditor);
   stopped_of > 0 ? note_stop(engine, stopped_of, result) : note_held_pages(engine, result);
-  if (run.ranks) run.ranks->put_into(result);
+  if (!run.ranks) return;
+  run.ranks->name_ranks(result);
+  run.ranks->end(result);
 }
 
 ErrorBudget share_out(const JudgedRun& run, const ReferenceOptions& options,
@@ -278,7 +288,7 @@ struct Followers {
     return writer != nullptr && is_kept(tensor, run.level, flags, graph);
   }
   void explain(const Pass& so_far, const std::vector<NodeId>& flags) {
-    if (run.causes && !run.ranks)
+    if (run.causes)
       causes.add(so_far, flags, [this](const Place& p) { return judge.has_just_judged(p); });
   }
   void end_pass(Pass& pass, const std::vector<NodeId>& flags) {
@@ -349,6 +359,7 @@ Result judge_run(const JudgedRun& run) {
   add_end(run, engine, auditor, stopped ? total : 0, result);
   if (budget) result.error_budget = share_out(run, reference, *budget);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
+  if (writer && run.ranks) writer->note(std::string(kRanksApart), text_of(run.ranks->apart()));
   if (writer) writer->finish(requests);
   return result;
 }

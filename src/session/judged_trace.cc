@@ -16,6 +16,7 @@
 #include "src/report/output.h"
 #include "src/session/layouts.h"
 #include "src/session/ranked.h"
+#include "src/session/ranks_apart.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
@@ -100,6 +101,32 @@ std::optional<ErrorBudgetMaker> budget_maker_of(const JudgeOptions& options,
   return std::make_optional<ErrorBudgetMaker>(manifest.graph);
 }
 
+namespace {
+
+// The ranks of findings, and where the ranks were not alike. What reads a copy of another rank than
+// rank 0's cannot be held to it: the trace has rank 0's.
+void say_of_ranks(Result& result, const Manifest& manifest, const ModelConfig& config, int ranks) {
+  const std::vector<Apart> apart = apart_in(manifest);
+  for (Finding& finding : result.findings) {
+    name_rank(finding, config, ranks);
+    const std::vector<Place> inputs = manifest.graph.inputs_of(finding.node.place);
+    const auto reads = [&](const Apart& a) {
+      const NodeId& node = a.finding.node;
+      return node.pass == finding.node.pass && std::ranges::count(inputs, node.place) > 0;
+    };
+    if (const auto found = std::ranges::find_if(apart, reads); found != apart.end())
+      finding.rule += fmt::format("{}rank {} read its own {}, and the trace has rank 0's",
+                                  finding.rule.empty() ? "" : "; ", found->rank,
+                                  text_of(found->finding.node.place));
+  }
+  if (result.first)
+    for (const Finding& finding : result.findings)
+      if (finding.node == result.first->node) result.first->rule = finding.rule;
+  add_apart(result, apart, manifest.graph);
+}
+
+}  // namespace
+
 // The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
 // judged.
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
@@ -127,7 +154,10 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   JudgeOptions judging = options;
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
-  const auto hypotheses = open_reference().hypotheses(checkpoint, reference);
+  auto hypotheses = open_reference().hypotheses(checkpoint, reference);
+  if (ranks > 1)
+    hypotheses =
+        std::make_unique<RankHypotheses>(std::move(hypotheses), checkpoint.config(), ranks);
   Causes causes(manifest, judge, *oracle, *hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   bool found = false;
@@ -137,13 +167,14 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();
-    if (ranks == 1) causes.add(pass, flags);
+    causes.add(pass, flags);
     if (budget) budget->add(pass);
     tables.add(pass.info);
     progress.end_pass();
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   causes.put_into(result);
+  if (ranks > 1) say_of_ranks(result, manifest, checkpoint.config(), ranks);
   tables.put_into(result);
   if (budget) {
     line.show("sharing out the error of the logits");

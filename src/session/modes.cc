@@ -19,6 +19,7 @@
 #include "src/judge/mode_comparer.h"
 #include "src/judge/story.h"
 #include "src/session/judged_run.h"
+#include "src/session/ranked.h"
 
 namespace lockstep {
 namespace {
@@ -34,6 +35,10 @@ std::vector<Mode::Serving> all_with(const Mode::Base& base, Change change) {
   const int64_t needed = pages_for(serving.requests, serving.engine.page_size);
   serving.engine.pages = std::max(serving.engine.pages, needed);
   return {serving};
+}
+
+std::vector<Mode::Serving> unchanged(const Mode::Base& base) {
+  return all_with(base, [](EngineOptions&) {});
 }
 
 template <int64_t kTokens>
@@ -62,7 +67,7 @@ Request stranger(const Mode::Base& base, int64_t tokens, int64_t max_new) {
 
 // Strangers before and after, so that every row of the base has another number.
 std::vector<Mode::Serving> with_batch_mates(const Mode::Base& base) {
-  Mode::Serving serving = all_with(base, [](EngineOptions&) {})[0];
+  Mode::Serving serving = unchanged(base)[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
   serving.base_of.insert(serving.base_of.begin(), -1);
   serving.requests.push_back(stranger(base, 19, 2));
@@ -152,12 +157,22 @@ constexpr Mode kModes[] = {
     {"threads", "another number of threads", false, other_threads},
     {"poison", "unused slots hold a large number instead of NaN", false, other_poison},
     {"graph", "decode passes replayed as CUDA graphs", false, replayed, true},
+    {"tp", "the model shared by the ranks of --tp", false, unchanged, false, true},
 };
+
+// Bugs of ranks need some, and those of one rank are not of the whole model.
+std::vector<FaultRequest> faults_of_whole(std::vector<FaultRequest> faults) {
+  std::erase_if(faults, [](const FaultRequest& fault) {
+    return fault.rank >= 0 || fault_of(fault).seat == Fault::Seat::ranks;
+  });
+  return faults;
+}
 
 // Serves with an engine of its own, seen by `sink`.
 std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
                             const std::vector<Request>& requests, Sink& sink) {
-  const Seeded seeded(run.ops, run.faults, run.checkpoint.config(), options.device);
+  const Seeded seeded(run.ops, run.ranks ? faults_of_whole(run.faults) : run.faults,
+                      run.checkpoint.config(), options.device);
   Engine engine(run.checkpoint, seeded.ops, options, seeded.hooks);
   for (const Request& request : requests) engine.submit(request);
   Probe probe(&sink);
@@ -165,6 +180,31 @@ std::vector<Sequence> serve(const ModesRun& run, const EngineOptions& options,
   std::vector<Sequence> sequences;
   for (int32_t id = 0; id < engine.requests(); ++id) sequences.push_back(engine.sequence(id));
   return sequences;
+}
+
+// The engine of one rank, with all of the requests.
+std::unique_ptr<Engine> rank_engine(const ModesRun& run, const Mode::Serving& serving,
+                                    Ranked& ranked) {
+  EngineOptions options = engine_of_rank(serving.engine, ranked.ranks());
+  const RankSeams seams = ranked.seams(options);
+  const Seeded seeded(run.ops, faults_in_rank(run.faults, ranked.rank()), ranked.config(),
+                      options.device, nullptr, &seams);
+  auto engine = ranked.engine(seeded.ops, options, seeded.hooks);
+  for (const Request& request : serving.requests) engine->submit(request);
+  return engine;
+}
+
+// Serves as rank 0, seen by `sink` as one model.
+void serve_as_first(const ModesRun& run, const Mode::Serving& serving, const BaselineRows& rows,
+                    Sink& sink) {
+  run.ranks->tell(nullptr);
+  const auto engine = rank_engine(run, serving, *run.ranks);
+  Probe probe(&run.ranks->sink(sink, {}, &rows));
+  try {
+    while (engine->step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  } catch (const RanksParted& parted) {
+    run.ranks->part(parted);
+  }
 }
 
 // The plainest serving there is: options that shape passes at their defaults, all requests at once,
@@ -209,7 +249,9 @@ std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
     return fault_of(fault).seat == Fault::Seat::graphs;
   });
   for (const Mode* mode : run.modes) {
-    if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
+    if (mode->over_ranks && !run.ranks)
+      ledger.note(fmt::format("{} was left out: it needs --tp 2, or more", mode->name));
+    else if (mode->graphs && (run.engine.device == Device::cpu || !ops_are_right))
       ledger.note(fmt::format("{} was left out: it needs --device cuda, and no fault of an op",
                               mode->name));
     else if (!mode->other_lengths || !run.checkpoint.config().rope.depends_on_length())
@@ -223,6 +265,25 @@ std::vector<const Mode*> comparable(const ModesRun& run, Ledger& ledger) {
   check(!left.empty(),
         "no mode is left to compare: --modes all takes every one that this model has");
   return left;
+}
+
+// Where the mode is one of the ranks.
+std::optional<JoinedRanks> ranks_of(const ModesRun& run, const Mode& mode) {
+  if (!mode.over_ranks) return {};
+  return JoinedRanks(run.ranks->joined(), run.checkpoint.config(), run.ranks->ranks());
+}
+
+// A pass that rank 0 told of.
+Pass recorded(const RankPass& told) {
+  Pass pass{.info = told.info};
+  for (const RankTensor& t : told.tensors)
+    pass.tensors.push_back({.point = t.point,
+                            .layer = t.layer,
+                            .rows = t.rows,
+                            .dtype = t.data.view().dtype,
+                            .shape = t.data.view().shape,
+                            .data = t.data});
+  return pass;
 }
 
 }  // namespace
@@ -249,6 +310,10 @@ std::vector<const Mode*> modes_from(const std::string& list) {
   return chosen;
 }
 
+bool asks_for_ranks(const std::string& list) {
+  return std::ranges::any_of(modes_from(list), [](const Mode* mode) { return mode->over_ranks; });
+}
+
 // Tokens of the base are forced on every mode: one that chose otherwise would be compared on
 // another text, and differ for that reason alone.
 Result run_modes(const ModesRun& run) {
@@ -262,7 +327,10 @@ Result run_modes(const ModesRun& run) {
   BaselineRows rows(graph);
   std::vector<Finding> audited;
   if (run.progress) run.progress(kBase);
-  Recorder recorder({}, false, [&rows](Pass pass) { rows.add(std::move(pass)); });
+  Recorder recorder({}, false, [&](Pass pass) {
+    if (run.ranks) run.ranks->tell(&pass);
+    rows.add(std::move(pass));
+  });
   Auditor auditor(base.engine.page_size);
   Tee both(recorder, auditor);
   const std::vector<Sequence> served = serve(run, base.engine, base.requests, both);
@@ -278,11 +346,15 @@ Result run_modes(const ModesRun& run) {
     if (run.progress) run.progress(mode->name);
     const Result before = ledger.result();
     for (const Mode::Serving& serving : mode->servings(base)) {
-      ModeComparer lineup(rows, {kBase, std::string(mode->name), serving.base_of}, ledger);
+      const std::optional<JoinedRanks> ranks = ranks_of(run, *mode);
+      ModeComparer lineup(
+          rows, {kBase, std::string(mode->name), serving.base_of, ranks ? &*ranks : nullptr},
+          ledger);
       Auditor mode_auditor(serving.engine.page_size);
       // The audit second: it must see what is written, which is the base's.
       Tee seen(lineup, mode_auditor);
-      serve(run, serving.engine, serving.requests, seen);
+      ranks ? serve_as_first(run, serving, rows, seen)
+            : void(serve(run, serving.engine, serving.requests, seen));
       take_audit(mode_auditor, mode->name, audited);
     }
     ledger.note(summary(mode->name, before, ledger.result()));
@@ -299,7 +371,24 @@ Result run_modes(const ModesRun& run) {
                     served[i].tokens.end()},
          .argmax = served[i].argmax});
   summarise(result, {.reason = ledger.main_reason()});
+  if (run.ranks) run.ranks->end(result);
   return result;
+}
+
+void serve_modes(const ModesRun& run, Ranked& ranked) {
+  Mode::Base base = base_of(run);
+  BaselineRows rows(graph_of(run.checkpoint.config()));
+  for (const RankPass& pass : ranked.hear()) {
+    for (const PassRow& row : pass.info.rows) {
+      Request& request = base.requests.at(row.row.request);
+      if (row.row.position >= std::ssize(request.prompt)) request.forced.push_back(row.token);
+      request.max_new = std::ssize(request.forced) + 1;
+    }
+    rows.add(recorded(pass));
+  }
+  const Mode::Serving serving = unchanged(base)[0];
+  const auto engine = rank_engine(run, serving, ranked);
+  ranked.serve(*engine, {}, &rows);
 }
 
 }  // namespace lockstep

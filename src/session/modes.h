@@ -35,12 +35,18 @@ struct Mode {
   // depend on the length.
   bool other_lengths;
   std::vector<Serving> (*servings)(const Base& base);
-  bool graphs = false;  // wants them, and so a CUDA device and ops that can be in one
+  bool graphs = false;      // wants them, and so a CUDA device and ops that can be in one
+  bool over_ranks = false;  // several ranks share the model, where the run has any
 };
 std::span<const Mode> modes();
 
+// Whether some of them are over ranks.
+bool asks_for_ranks(const std::string& list);
+
 // "all" or names with commas between. Throws Error on an unknown name, with the nearest one.
 std::vector<const Mode*> modes_from(const std::string& list);
+
+class Ranked;
 
 struct ModesRun {
   const Checkpoint& checkpoint;
@@ -51,7 +57,12 @@ struct ModesRun {
   Ops ops = cpu_ops();  // under test; faults are seeded on top
   std::map<std::string, std::string> provenance;
   std::function<void(std::string_view)> progress;  // called before each mode, with its name
+  Ranked* ranks = nullptr;  // borrowed: rank 0, of which all modes but those over ranks make no use
 };
+
+// The part of a rank other than 0: it waits, and computes in the modes over ranks.
+// checkpoint, ops and faults of the run are as in rank 0; of the rest nothing is looked at.
+void serve_modes(const ModesRun& run, Ranked& ranked);
 
 // Serves the base and then every mode, compares op by op on equal inputs (see ModeComparer), and
 // audits the K/V cache of each. The finding's rule names the pair of modes. Throws Error when a run

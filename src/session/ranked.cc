@@ -9,23 +9,36 @@
 
 #include "kernels/base/printable.h"
 #include "src/session/collectives_library.h"
+#include "src/session/device.h"
 #include "src/weights/qwen_graph.h"
 
 namespace lockstep {
 
-Ranked::Ranked(const Checkpoint& whole, RankSeat& seat)
+Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
     : whole_(whole),
       seat_(seat),
+      device_(brings.device),
       plan_(plan_of(whole.config(), seat.rank(), seat.ranks())),
       cut_(plan_),
       parts_{.plan = plan_} {
-  CollectivesLibrary& library = open_collectives();
+  CollectivesLibrary& library = open_collectives(device_.kind);
   seat.does(RankDoes::meets);
-  Meeting meeting{.rank = seat.rank(), .ranks = seat.ranks()};
-  if (seat.rank() == 0)
+  Meeting meeting{.rank = seat.rank(),
+                  .ranks = seat.ranks(),
+                  .gpu = number_of(device_),
+                  .stream = stream_of(device_)};
+  if (const Rendezvous* there = seat.elsewhere()) {
+    meeting.host = there->host;
+    meeting.port = there->port;
+    meeting.hosted = there->hosted;
+    meeting.name = there->name;
+    meeting.patience = brings.patience;
+    meeting.facts = std::move(brings.facts);
+  } else if (seat.rank() == 0) {
     meeting.opened = [&seat](int port) { seat.tell_port(port); };
-  else
+  } else {
     meeting.port = seat.port();
+  }
   collectives_ = library.meet(meeting);
   seat.does(RankDoes::loads);
   agreed_.emplace(*collectives_, [&seat](const CollectiveCall* call) { seat.waits_in(call); });
@@ -59,13 +72,20 @@ RankRecorder::Wants Ranked::wants(const Selection& selection) const {
   };
 }
 
-void Ranked::serve(Engine& engine, const Selection& selection) {
-  RankRecorder recorder(plan_, wants(selection), [this](const RankPass& pass) {
+Sink& Ranked::recorded(std::function<void(RankPass)> finished, const Selection& selection,
+                       const BaselineRows* base) {
+  recorder_.emplace(plan_, wants(selection), std::move(finished));
+  if (!base) return *recorder_;
+  return put_.emplace(*recorder_, *base, plan_);
+}
+
+void Ranked::serve(Engine& engine, const Selection& selection, const BaselineRows* base) {
+  const auto send = [this](const RankPass& pass) {
     seat_.does(RankDoes::waits);
     collectives_->send(bytes_of(pass), 0);
     seat_.does(RankDoes::computes);
-  });
-  Probe probe(&recorder);
+  };
+  Probe probe(&recorded(send, selection, base));
   try {
     while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
   } catch (const RanksParted&) {
@@ -81,10 +101,37 @@ std::unique_ptr<Oracle> Ranked::oracle(std::unique_ptr<Oracle> whole) {
   return made;
 }
 
-Sink& Ranked::sink(Sink& seen, const Selection& selection) {
-  recorder_.emplace(plan_, wants(selection),
-                    [this, &seen](RankPass pass) { take(std::move(pass), seen); });
-  return *recorder_;
+std::unique_ptr<Hypotheses> Ranked::hypotheses(std::unique_ptr<Hypotheses> whole) const {
+  return std::make_unique<RankHypotheses>(std::move(whole), whole_.config(), seat_.ranks());
+}
+
+Sink& Ranked::sink(Sink& seen, const Selection& selection, const BaselineRows* base) {
+  const auto taken = [this, &seen](RankPass pass) { take(std::move(pass), seen); };
+  return recorded(taken, selection, base);
+}
+
+// Caches are in nobody's way: what was written into them is.
+void Ranked::tell(const Pass* pass) {
+  RankPass told;
+  if (pass) {
+    told.info = pass->info;
+    for (const RecordedTensor& t : pass->tensors)
+      if (!t.point->is_cache()) told.tensors.push_back({t.point, t.layer, t.rows, {}, t.data});
+  }
+  const std::vector<std::byte> bytes = pass ? bytes_of(told) : std::vector<std::byte>();
+  for (int rank = 1; rank < seat_.ranks(); ++rank) collectives_->send(bytes, rank);
+  seat_.does(RankDoes::judges);  // the others wait for as long as it computes alone
+}
+
+std::vector<RankPass> Ranked::hear() {
+  std::vector<RankPass> passes;
+  seat_.does(RankDoes::waits);
+  for (std::vector<std::byte> bytes = collectives_->receive(0); !bytes.empty();
+       bytes = collectives_->receive(0)) {
+    passes.push_back(rank_pass_from(bytes));
+    seat_.beat();
+  }
+  return passes;
 }
 
 void Ranked::take(RankPass own, Sink& seen) {
@@ -111,30 +158,34 @@ void Ranked::describe(Manifest& manifest) const {
   for (const Place& place : manifest.graph.places())
     manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   manifest.provenance["ranks"] = std::to_string(seat_.ranks());
-  manifest.provenance["collectives"] = open_collectives().name();
+  manifest.provenance["collectives"] = open_collectives(device_.kind).name();
 }
 
 void Ranked::part(const RanksParted& parted) {
   parted_ = true;
   const Point& point = kPoints.at(static_cast<size_t>(parted.call.point));
   const int layer = static_cast<int>(parted.call.layer);
-  apart_.push_back({.node = {.place = {&point, layer}, .pass = static_cast<int32_t>(passes_)},
-                    .verdict = Verdict::structural,
-                    .rule = fmt::format("{}, so that no rank can go on", parted.what())});
+  Finding finding{.node = {.place = {&point, layer}, .pass = static_cast<int32_t>(passes_)},
+                  .verdict = Verdict::structural,
+                  .rule = fmt::format("{}, so that no rank can go on", parted.what())};
+  apart_.push_back({.finding = std::move(finding), .rank = parted.rank});
 }
 
-void Ranked::put_into(Result& result) {
-  for (Finding& finding : result.findings)
-    if (const std::string rank = rank_text(finding, whole_.config(), seat_.ranks()); !rank.empty())
-      finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
+void Ranked::name_ranks(Result& result) const {
+  for (Finding& finding : result.findings) name_rank(finding, whole_.config(), seat_.ranks());
   if (result.first)
     for (const Finding& finding : result.findings)
       if (finding.node == result.first->node) result.first->rule = finding.rule;
+}
+
+void Ranked::end(Result& result) {
   add_apart(result, apart_, graph());
   result.notes.push_back(fmt::format(
       "{} ranks made the same {} calls of collectives in the same order, {} bytes each; what all "
       "of them have was compared bit by bit in {} passes",
       seat_.ranks(), agreed_->calls(), agreed_->bytes(), passes_));
+  if (device_ != Device::cpu)
+    result.notes.push_back("over ranks passes are computed op by op: no CUDA graph was replayed");
   if (parted_) return;
   for (int rank = 1; rank < seat_.ranks(); ++rank) collectives_->send({}, rank);
 }

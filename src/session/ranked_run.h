@@ -1,14 +1,24 @@
 #pragma once
 
+#include "src/ranks/launch.h"
+#include "src/session/ranked.h"
 #include "src/session/run.h"
 
 namespace lockstep {
 
-class RankSeat;
+struct Session;
 
 // Throws Error where the options ask for what is not built over ranks, and where the model cannot
 // be shared by that many. Opens no more of the model than its config.json.
 void check_can_share(const RunOptions& options);
+
+// Where ranks that are started elsewhere meet: as --rank and --rendezvous say, or, with --tp, what
+// torchrun says in the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and options.rank
+// is then as it says. Nothing: this process starts all ranks. Throws Error where that does not fit.
+std::optional<Rendezvous> rendezvous_of(RunOptions& options);
+
+// A rank comes to the others with this; all that must be alike is among its facts.
+Ranked::Brings brings_of(const RunOptions& options, const Session& session);
 
 // One rank's share of run(): rank 0 judges and returns the result; the others serve it, and return
 // nothing.

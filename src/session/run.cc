@@ -12,6 +12,7 @@
 #include "src/session/modes.h"
 #include "src/session/provenance.h"
 #include "src/session/ranked.h"
+#include "src/session/ranked_run.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_estimate.h"
@@ -25,10 +26,6 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
                   const std::map<std::string, std::string>& provenance, RankSeat* seat) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
-  for (const FaultRequest& fault : faults)
-    check(seat != nullptr || fault.rank < 0,
-          "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
-          fault.rank);
   const std::string needs_all = options.confirm        ? "--confirm"
                                 : options.error_budget ? "--error-budget"
                                                        : "";
@@ -47,7 +44,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
   progress.show("opening the reference");
   ReferenceLibrary& reference = open_reference();
   std::optional<Ranked> ranked;
-  if (seat) ranked.emplace(session.checkpoint, *seat);
+  if (seat) ranked.emplace(session.checkpoint, *seat, brings_of(options, session));
   const JudgedRun run{
       .checkpoint = session.checkpoint,
       .reference = reference,
@@ -73,29 +70,41 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
 
 // The engine against itself, served in other ways.
 Result run_in_modes(const RunOptions& options, Session& session, Progress& progress,
-                    const std::map<std::string, std::string>& provenance) {
-  return run_modes({.checkpoint = session.checkpoint,
-                    .engine = session.engine,
-                    .requests = session.requests,
-                    .faults = parse_faults(options.faults),
-                    .modes = modes_from(options.modes),
-                    .ops = session.ops,
-                    .provenance = provenance,
-                    .progress = [&](std::string_view mode) {
-                      progress.show(fmt::format("serving: {}", mode));
-                    }});
+                    const std::map<std::string, std::string>& provenance, RankSeat* seat) {
+  ModesRun run = modes_run(options, session);
+  std::optional<Ranked> ranked;
+  if (seat) run.ranks = &ranked.emplace(session.checkpoint, *seat, brings_of(options, session));
+  check(seat || options.modes == "all" || !asks_for_ranks(options.modes),
+        "--modes tp compares a model over ranks with one over none: add --tp 2");
+  run.provenance = provenance;
+  run.progress = [&](std::string_view mode) { progress.show(fmt::format("serving: {}", mode)); };
+  return run_modes(run);
 }
 
 }  // namespace
 
+ModesRun modes_run(const RunOptions& options, const Session& session) {
+  return {.checkpoint = session.checkpoint,
+          .engine = session.engine,
+          .requests = session.requests,
+          .faults = parse_faults(options.faults),
+          .modes = modes_from(options.modes),
+          .ops = session.ops};
+}
+
 Result run(const RunOptions& options, const std::vector<std::string>& command_line,
            RankSeat* seat) {
+  for (const FaultRequest& fault : parse_faults(options.faults))
+    check(seat != nullptr || fault.rank < 0,
+          "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
+          fault.rank);
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);
   const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
-  Result result = options.modes.empty() ? run_beside(options, session, progress, provenance, seat)
-                                        : run_in_modes(options, session, progress, provenance);
+  Result result = options.modes.empty()
+                      ? run_beside(options, session, progress, provenance, seat)
+                      : run_in_modes(options, session, progress, provenance, seat);
   result.notes.insert(result.notes.end(), session.notes.begin(), session.notes.end());
   if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);

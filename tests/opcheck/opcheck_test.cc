@@ -147,7 +147,7 @@ TEST(Ops, ThatStoreSeveralTensorsHaveAFolderToo) {
                     wrong = built_path("tests/replay/wrong/fused.so");
   const OpsResult result = check_ops({.library = wrong, .dtypes = {"bf16"}, .folder = folder});
   EXPECT_EQ(result.ops.size(), 5U);
-  for (const OpAccount& op : result.ops) {
+  for (const OpsResult::Account& op : result.ops) {
     ASSERT_EQ(op.folder, folder + "/" + op.op) << op.no_folder;
     const auto status = [&](const std::string& name) {
       return WEXITSTATUS(

@@ -37,6 +37,28 @@ result, status, err = run("bard-qwen3", "--tp", 2, "--chunk", 3, "--page-size", 
                           "--prefix-cache", "--temperature", 1, "--seed", 5)
 check.that(status == 0, f"served otherwise: {result['story'] if result else err}")
 
+# Against one of no ranks, op by op on equal inputs; other modes stay as they are.
+for model, dtype, ranks in [("bard-qwen3", "fp32", 2), ("bard-qwen3", "bf16", 3),
+                            ("bard-qwen2.5", "fp16", 2), ("tiny/qwen3-bias-mqa", "bf16", 4),
+                            ("tiny/qwen3-moe", "bf16", 4), ("tiny/qwen3-dynamic", "fp32", 2)]:
+    what = f"{model} {dtype} --tp {ranks} --modes tp"
+    result, status, err = run(model, "--dtype", dtype, "--tp", ranks, "--modes", "tp")
+    check.that(status == 0 and result and result["verdict"] == "clean",
+               f"{what}: {result['story'] if result else err}")
+    if not result:
+        continue
+    nodes = result["nodes"]
+    check.that(nodes["expected"] == nodes["judged"] > 0, f"{what}: {nodes}")
+    check.that(any(note.startswith("whole and tp: ") for note in result["notes"]), what)
+    if (model, dtype) in [("bard-qwen3", "fp32"), ("tiny/qwen3-dynamic", "fp32")]:
+        check.that(tokens(result) == tokens(alone[model][0]), f"{what}: other tokens than of one")
+result, status, err = run("bard-qwen3", "--tp", 2, "--modes", "pages,tp")
+compared = [note.partition(":")[0] for note in result["notes"]] if result else []
+check.that(status == 0 and {"whole and pages", "whole and tp"} <= set(compared),
+           f"two modes: {compared} {err}")
+result, status, err = run("bard-qwen3", "--modes", "tp")
+check.that(status == 2 and "add --tp 2" in err, f"the mode tp without ranks: {err}")
+
 # A trace over ranks is judged as the run was, and differs from that of one rank by rounding alone.
 with tempfile.TemporaryDirectory() as folder:
     shared, single = f"{folder}/shared.trace", f"{folder}/single.trace"
@@ -54,10 +76,10 @@ for model, ranks, says in [("bard-qwen3", 4, "6 query heads cannot be shared by 
                            ("tiny/qwen3-default", 3, "4 query heads cannot be shared by 3 ranks")]:
     result, status, err = run(model, "--tp", ranks)
     check.that(status == 2 and says in err and err.count("\n") == 1, f"{model} {ranks}: {err}")
-for options, says in [(["--modes", "all"], "--modes"), (["--confirm"], "--confirm"),
+for options, says in [(["--modes", "pages"], "add the mode tp"), (["--confirm"], "--confirm"),
                       (["--determinism", "2"], "--determinism"), (["--device", "cuda"], "cuda"),
                       (["--error-budget"], "--error-budget"),
                       (["--executor", "instructions"], "--executor")]:
     result, status, err = run("bard-qwen3", "--tp", 2, *options)
     check.that(status == 2 and says in err and err.count("\n") == 1, f"{options}: {err}")
-check.end(62)
+check.end(83)

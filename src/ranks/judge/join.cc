@@ -7,6 +7,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "probes/digest.h"
 #include "src/judge/ledger.h"
 
 namespace lockstep {
@@ -44,7 +45,10 @@ class Join {
     return alike ? "" : fmt::format("it has the shape {} where rank 0 has {}", b.text(), a.text());
   }
 
-  void leave(size_t rank, const Row& row, const std::string& how) {
+  // own, first: the bytes that are not alike, of that rank and of the earlier one; none: it is not
+  // they that differ.
+  void leave(size_t rank, const Row& row, const std::string& how, std::string_view own = {},
+             std::string_view first = {}) {
     Finding finding{.node = {.place = {first_.point, first_.layer},
                              .pass = joined_.info.pass,
                              .request = row.request},
@@ -52,7 +56,8 @@ class Join {
                     .verdict = Verdict::structural,
                     .rule = fmt::format("rank {} leaves rank 0 at {}: {}", rank,
                                         text_of(Place{first_.point, first_.layer}), how)};
-    joined_.apart.push_back(std::move(finding));
+    joined_.apart.push_back({std::move(finding), static_cast<int>(rank),
+                             hash_of(own.data(), own.size()), hash_of(first.data(), first.size())});
   }
 
   void add_whole(Tensor data) {
@@ -76,7 +81,8 @@ class Join {
       if (bytes == 0) break;
       const char *a = mine.as<char>() + row * bytes, *b = other.as<char>() + row * bytes;
       if (std::memcmp(a, b, bytes) == 0) continue;
-      leave(rank, first_.rows[row], how(mine, other, row));
+      const auto size = static_cast<size_t>(bytes);
+      leave(rank, first_.rows[row], how(mine, other, row), {b, size}, {a, size});
       return false;
     }
     return true;
@@ -136,7 +142,8 @@ class Join {
           alike = alike_ = false;
           const int64_t row = b / std::max<int64_t>(1, before / part.rows());
           leave(rank, first_.rows[row],
-                fmt::format("its copy of head {} has other bits than an earlier rank's", at));
+                fmt::format("its copy of head {} has other bits than an earlier rank's", at),
+                {from, static_cast<size_t>(after)}, {to, static_cast<size_t>(after)});
         }
       }
       filled[at] = true;
@@ -149,13 +156,16 @@ class Join {
   bool alike_ = true;  // copies of parts are, in all ranks that have them
 };
 
-Finding of_pass(const PassInfo& info, const char* point, const PassRow& row, std::string rule) {
-  return {.node = {.place = {find_point(point), std::string_view(point) == "attn.kv" ? 0 : -1},
-                   .pass = info.pass,
-                   .request = row.row.request},
-          .position = row.row.position,
-          .verdict = Verdict::structural,
-          .rule = std::move(rule)};
+Apart of_pass(const PassInfo& info, const char* point, const PassRow& row, size_t rank,
+              std::string rule) {
+  Finding finding = {
+      .node = {.place = {find_point(point), std::string_view(point) == "attn.kv" ? 0 : -1},
+               .pass = info.pass,
+               .request = row.row.request},
+      .position = row.row.position,
+      .verdict = Verdict::structural,
+      .rule = std::move(rule)};
+  return {.finding = std::move(finding), .rank = static_cast<int>(rank)};
 }
 
 // Whether the ranks compute the same tokens for the same slots.
@@ -169,7 +179,7 @@ void compare_infos(const std::vector<RankPass>& passes, JoinedPass& joined) {
       if (a.row == b.row && a.token == b.token && a.slot == b.slot) continue;
       const bool of_slot = a.row == b.row && a.token == b.token;
       joined.apart.push_back(of_pass(
-          mine, of_slot ? "attn.kv" : "embed.partial", a,
+          mine, of_slot ? "attn.kv" : "embed.partial", a, rank,
           of_slot ? fmt::format("rank {} leaves rank 0 in its slots: K and V go to slot {} where "
                                 "rank 0's go to {}",
                                 rank, b.slot, a.slot)
@@ -179,7 +189,7 @@ void compare_infos(const std::vector<RankPass>& passes, JoinedPass& joined) {
       break;
     }
     if (mine.rows.size() != other.rows.size())
-      joined.apart.push_back(of_pass(mine, "embed.partial", mine.rows.at(0),
+      joined.apart.push_back(of_pass(mine, "embed.partial", mine.rows.at(0), rank,
                                      fmt::format("rank {} computes {} rows where rank 0 has {}",
                                                  rank, other.rows.size(), mine.rows.size())));
   }
@@ -229,17 +239,23 @@ std::string rank_text(const Finding& finding, const ModelConfig& whole, int rank
   return "";
 }
 
-void add_apart(Result& result, const std::vector<Finding>& apart, const Graph& graph) {
+void name_rank(Finding& finding, const ModelConfig& whole, int ranks) {
+  if (const std::string rank = rank_text(finding, whole, ranks); !rank.empty())
+    finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
+}
+
+void add_apart(Result& result, const std::vector<Apart>& apart, const Graph& graph) {
   if (apart.empty()) return;
   const auto order = [&](const Finding& f) {
     return std::tuple(f.node.pass, graph.index_of(f.node.place), f.node.request);
   };
-  const auto earliest = std::ranges::min_element(apart, {}, order);
-  result.findings.insert(result.findings.end(), apart.begin(), apart.end());
+  const auto of_finding = [&](const Apart& a) { return order(a.finding); };
+  const Finding earliest = std::ranges::min_element(apart, {}, of_finding)->finding;
+  for (const Apart& a : apart) result.findings.push_back(a.finding);
   std::ranges::stable_sort(result.findings, {}, order);
-  if (!result.first || order(*earliest) <= order(*result.first)) {
-    result.first = *earliest;
-    result.story = "The ranks are not alike: " + earliest->rule;
+  if (!result.first || order(earliest) <= order(*result.first)) {
+    result.first = earliest;
+    result.story = "The ranks are not alike: " + earliest.rule;
   }
   result.verdict = RunVerdict::diverged;
 }

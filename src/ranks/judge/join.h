@@ -11,14 +11,23 @@
 
 namespace lockstep {
 
+// Where a rank is not as an earlier one, mostly rank 0: the first row of it, of a place and pass.
+struct Apart {
+  Finding finding;
+  int rank = 0;
+  // The hashes of the row's bytes in that rank, and in the earlier one; equal where it is no row of
+  // numbers that is not alike.
+  uint64_t own = 0, first = 0;
+};
+
 // A pass whose parts are joined: tensors of the whole model, and partial sums with an axis of
 // ranks. Where what every rank should have alike is not, it is rank 0's.
 struct JoinedPass {
   PassInfo info;
   std::vector<RankTensor> tensors;  // without shards
   // Where a rank has other bits than rank 0, in what both have, or was told to compute another
-  // pass: of each rank and place the first row.
-  std::vector<Finding> apart;
+  // pass.
+  std::vector<Apart> apart;
   // The tensors of each rank at such places, by order of the point and layer.
   std::map<std::pair<int, int>, std::vector<Tensor>> versions;
   // The parts of all ranks, of each cache of a request of which they have unlike copies of a head.
@@ -33,7 +42,10 @@ JoinedPass join(std::vector<RankPass> passes);
 // tensor is the same in all.
 std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks);
 
+// Begins the finding's rule with them.
+void name_rank(Finding& finding, const ModelConfig& whole, int ranks);
+
 // Enters what ranks have unlike into the result of the same run, in the order of the computation.
-void add_apart(Result& result, const std::vector<Finding>& apart, const Graph& graph);
+void add_apart(Result& result, const std::vector<Apart>& apart, const Graph& graph);
 
 }  // namespace lockstep

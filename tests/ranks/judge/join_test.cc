@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "probes/digest.h"
 #include "tests/helpers.h"
 
 namespace lockstep {
@@ -55,7 +56,7 @@ TEST(Join, HoldsCopiesOfAHeadAgainstEachOther) {
   EXPECT_TRUE(joined({head(4), head(4)}).apart.empty());
   const JoinedPass apart = joined({head(4), head(5)});
   ASSERT_EQ(apart.apart.size(), 1);
-  EXPECT_EQ(apart.apart[0].position, 1);
+  EXPECT_EQ(apart.apart[0].finding.position, 1);
   EXPECT_EQ(numbers(apart.tensors[0].data).back(), 4);
 }
 
@@ -65,11 +66,15 @@ TEST(Join, NamesTheRankThatLeaves) {
   };
   const JoinedPass apart = joined({norm(4), norm(4), norm(4.5)});
   ASSERT_EQ(apart.apart.size(), 1);
-  EXPECT_NE(apart.apart[0].rule.find("rank 2 leaves rank 0 at layer 7 attn.norm"),
+  EXPECT_NE(apart.apart[0].finding.rule.find("rank 2 leaves rank 0 at layer 7 attn.norm"),
             std::string::npos)
-      << apart.apart[0].rule;
-  EXPECT_EQ(apart.apart[0].position, 1);
+      << apart.apart[0].finding.rule;
+  EXPECT_EQ(apart.apart[0].finding.position, 1);
   EXPECT_EQ(apart.versions.size(), 1);
+  EXPECT_EQ(apart.apart[0].rank, 2);
+  const float own[] = {3, 4.5}, first[] = {3, 4};
+  EXPECT_EQ(apart.apart[0].own, hash_of(own, sizeof own));
+  EXPECT_EQ(apart.apart[0].first, hash_of(first, sizeof first));
 }
 
 TEST(Join, MissesAPart) {
@@ -87,8 +92,9 @@ TEST(Join, SeesThatARankComputesOtherRows) {
   passes[1].info.rows[1].token = 9;
   const JoinedPass apart = join(std::move(passes));
   ASSERT_EQ(apart.apart.size(), 1);
-  EXPECT_EQ(apart.apart[0].position, 1);
-  EXPECT_NE(apart.apart[0].rule.find("token 9"), std::string::npos) << apart.apart[0].rule;
+  EXPECT_EQ(apart.apart[0].finding.position, 1);
+  EXPECT_NE(apart.apart[0].finding.rule.find("token 9"), std::string::npos)
+      << apart.apart[0].finding.rule;
 }
 
 }  // namespace

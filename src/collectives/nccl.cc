@@ -1,0 +1,80 @@
+// The door of the shared library for ranks on GPUs: c10d's NCCL beside its Gloo, which carries what
+// is in host memory. A call is queued: NCCL's own stream waits for the engine's, and the engine's
+// for that, so that nobody on the host waits.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "kernels/base/check.h"
+#include "src/collectives/gloo.h"
+
+namespace lockstep {
+namespace {
+
+class Nccl final : public GpuCollectives {
+ public:
+  Nccl(const Meeting& meeting, int port)
+      : gpu_(static_cast<c10::DeviceIndex>(meeting.gpu)), stream_(meeting.stream) {
+    const c10::cuda::CUDAGuard here(gpu_);
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        meeting.name + "/nccl", c10::make_intrusive<c10d::TCPStore>(meeting.host, options));
+    auto nccl = c10d::ProcessGroupNCCL::Options::create();
+    nccl->timeout = kCallPatience;
+    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, meeting.rank, meeting.ranks, nccl);
+  }
+
+  void all_reduce(const TensorView& tensor) override {
+    on_stream("an all-reduce", [&] {
+      std::vector<at::Tensor> tensors = {on_gpu(
+          tensor, static_cast<at::ScalarType>(scalar_type_of(tensor.dtype)), tensor.count())};
+      group_->allreduce(tensors)->wait();
+    });
+  }
+
+  void all_gather(const TensorView& parts, const TensorView& part) override {
+    on_stream("an all-gather", [&] {
+      at::Tensor to = on_gpu(parts, at::kByte, parts.bytes());
+      at::Tensor from = on_gpu(part, at::kByte, part.bytes());
+      group_->_allgather_base(to, from)->wait();
+    });
+  }
+
+ private:
+  at::Tensor on_gpu(const TensorView& view, at::ScalarType type, int64_t count) const {
+    return at::from_blob(view.data, {count},
+                         at::TensorOptions(type).device(at::Device(at::kCUDA, gpu_)));
+  }
+
+  // With the engine's stream as LibTorch's: wait() then has it wait, and not the host.
+  void on_stream(const char* doing, const auto& body) {
+    try {
+      const c10::cuda::CUDAStreamGuard stream(c10::cuda::getStreamFromExternal(stream_, gpu_));
+      body();
+    } catch (const c10::Error& error) {
+      fail("{} by NCCL failed ({}): a rank is gone", doing, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail("{} by NCCL failed ({}): a rank is gone", doing, error.what());
+    }
+  }
+
+  c10::DeviceIndex gpu_;
+  CUstream_st* stream_;
+  c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
+};
+
+}  // namespace
+
+extern "C" CollectivesLibrary* lockstep_collectives() {
+  return &library_of("NCCL and Gloo", [](const Meeting& meeting, int port) {
+    return std::make_unique<Nccl>(meeting, port);
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+"""Random schedules over ranks, each judged, as many as asked for: not among the tests, for it takes
+minutes. `python many_schedules.py LOCKSTEP DATA [COUNT] [RANKS]`.
+
+Requests, chunks, pages, dtypes and sampling are drawn from the seed of each schedule, which a
+failure names.
+"""
+import random
+import sys
+
+from ranks import run
+
+count = int(sys.argv[3]) if len(sys.argv) > 3 else 200
+ranks = int(sys.argv[4]) if len(sys.argv) > 4 else 2
+MODELS = ["bard-qwen3", "bard-qwen2.5", "tiny/qwen3-bias-mqa", "tiny/qwen3-moe",
+          "tiny/qwen2-sliding"]
+
+
+def drawn(seed):
+    """A model and options of a schedule."""
+    draw = random.Random(seed)
+    model = draw.choice(MODELS)
+    prompts = []
+    for _ in range(draw.randint(1, 4)):
+        tokens = [str(draw.randrange(3, 300)) for _ in range(draw.randint(1, 30))]
+        prompts += ["--tokens", ",".join(tokens)]
+    options = ["--schedule", seed, "--dtype", draw.choice(["fp32", "bf16", "fp16"]),
+               "--page-size", draw.choice([1, 4, 16]), "--chunk", draw.choice([0, 1, 3, 7]),
+               "--page-order", draw.choice([0, 3, 211]), "--threads", 1]
+    if draw.random() < 0.4:
+        options += ["--prefix-cache"]
+    if draw.random() < 0.3:
+        options += ["--preempt", "swap"]
+    if draw.random() < 0.4:
+        options += ["--temperature", 1, "--seed", seed]
+    return model, options, prompts, draw.randint(1, 8)
+
+
+failed = 0
+for seed in range(1, count + 1):
+    model, options, prompts, max_new = drawn(seed)
+    result, status, err = run(model, "--tp", ranks, *options, prompts=prompts, max_new=max_new)
+    nodes = result["nodes"] if result else {}
+    if status != 0 or nodes["judged"] != nodes["expected"] or nodes["judged"] == 0:
+        failed += 1
+        print(f"FAILED: schedule {seed}: {model} {options}: {result['story'] if result else err}",
+              flush=True)
+print(f"{count} schedules over {ranks} ranks, {failed} failed")
+sys.exit(1 if failed or count == 0 else 0)
