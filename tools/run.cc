@@ -46,12 +46,10 @@ void add_rank_options(CLI::App& app, RunOptions& options) {
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
   app.add_option("--rank", options.rank,
-                 "be that one of the ranks, and let the others be started elsewhere, with the same "
-                 "options (as torchrun says in the environment, with --tp)")
+                 "be that rank; the others are started elsewhere, with the same options (torchrun)")
       ->type_name("R")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--rendezvous", options.rendezvous,
-                 "with --rank: where they meet; rank 0 listens there")
+  app.add_option("--rendezvous", options.rendezvous, "with --rank: where rank 0 listens")
       ->type_name("HOST:PORT");
 }
 

@@ -16,6 +16,7 @@
 namespace lockstep {
 namespace {
 
+// The ranks' group, one card each. It borrows the engine's stream, which outlives it.
 class Nccl final : public GpuCollectives {
  public:
   Nccl(const Meeting& meeting, int port)
@@ -40,6 +41,7 @@ class Nccl final : public GpuCollectives {
 
   void all_gather(const TensorView& parts, const TensorView& part) override {
     on_stream("an all-gather", [&] {
+      // The parts go as bytes, since nothing is added, whatever the dtype.
       at::Tensor to = on_gpu(parts, at::kByte, parts.bytes());
       at::Tensor from = on_gpu(part, at::kByte, part.bytes());
       group_->_allgather_base(to, from)->wait();
@@ -47,6 +49,7 @@ class Nccl final : public GpuCollectives {
   }
 
  private:
+  // A view of the engine's memory, which LibTorch neither owns nor frees.
   at::Tensor on_gpu(const TensorView& view, at::ScalarType type, int64_t count) const {
     return at::from_blob(view.data, {count},
                          at::TensorOptions(type).device(at::Device(at::kCUDA, gpu_)));

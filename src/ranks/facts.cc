@@ -1,3 +1,5 @@
+// Ranks tell each other what they were started with, the version, the model and the options, before
+// the first collective, so that the first that differs is named and not found as a hang.
 // A fact is its name and value, each ended by a zero byte, which neither has.
 #include <fmt/format.h>
 
@@ -16,6 +18,7 @@ std::string text_of_facts(const std::map<std::string, std::string>& facts) {
   return text;
 }
 
+// A rank of another version may have sent anything, which is a sentence here.
 std::map<std::string, std::string> facts_from(const std::string& text) {
   std::vector<std::string> words;
   for (size_t at = 0; at < text.size(); at += words.back().size() + 1) {

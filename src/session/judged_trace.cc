@@ -125,6 +125,14 @@ void say_of_ranks(Result& result, const Manifest& manifest, const ModelConfig& c
   add_apart(result, apart, manifest.graph);
 }
 
+// Hypotheses about ops of a model that so many ranks shared, each about the part of one rank.
+std::unique_ptr<Hypotheses> hypotheses_over(int ranks, const Checkpoint& checkpoint,
+                                            const ReferenceOptions& options) {
+  auto whole = open_reference().hypotheses(checkpoint, options);
+  if (ranks <= 1) return whole;
+  return std::make_unique<RankHypotheses>(std::move(whole), checkpoint.config(), ranks);
+}
+
 }  // namespace
 
 // The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
@@ -154,10 +162,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   JudgeOptions judging = options;
   judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
-  auto hypotheses = open_reference().hypotheses(checkpoint, reference);
-  if (ranks > 1)
-    hypotheses =
-        std::make_unique<RankHypotheses>(std::move(hypotheses), checkpoint.config(), ranks);
+  const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
   Causes causes(manifest, judge, *oracle, *hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   bool found = false;

@@ -1,3 +1,6 @@
+// A list of objects, one a node, in the order in which they were seen: pass, layer, point, request
+// and position of the first row that is not alike, the rank, the hashes of its tensor and of rank
+// 0's, and what a finding says of it.
 #include "src/session/ranks_apart.h"
 
 #include <fmt/format.h>
@@ -9,13 +12,17 @@
 namespace lockstep {
 namespace {
 
+// A run that goes wrong early leaves all later nodes of a rank other than their copies: the first
+// tell where, and the rest would make the manifest as large as a trace.
 constexpr size_t kMost = 1000;
 using Json = nlohmann::json;
 
+// In sixteen digits, since a number of JSON does not keep 64 bits.
 std::string hash_text_of(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 uint64_t hash_from(const Json& text) { return std::stoull(text.get<std::string>(), nullptr, 16); }
 
+// One entry, held to the graph, so that who looks its place up may count on it.
 Apart one_from(const Json& kept, const Graph& graph) {
   const Point* point = find_point(kept.at("point").get<std::string>());
   const Place place{point, kept.at("layer").get<int>()};

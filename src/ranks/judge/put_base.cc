@@ -11,6 +11,7 @@ namespace lockstep {
 namespace {
 
 // Copies from the whole row what of it is in `part`, which is one row of a rank's tensor.
+// What has another shape or dtype stays as it is, which the comparison then says.
 void put_part(const TensorView& part, const TensorView& whole, const std::optional<Shard>& shard) {
   if (part.dtype != whole.dtype || part.shape.rank() != whole.shape.rank()) return;
   if (!shard) {
@@ -25,6 +26,7 @@ void put_part(const TensorView& part, const TensorView& whole, const std::option
   }
   const int64_t count = part.shape[shard->axis], extent = whole.shape[shard->axis];
   if (shard->offset + count > extent) return;
+  // Row-major: what lies behind the axis is one piece for each place before it.
   for (int64_t b = 0; b < before; ++b)
     std::memcpy(part.as<char>() + b * count * after,
                 whole.as<const char>() + (b * extent + shard->offset) * after, count * after);

@@ -23,6 +23,9 @@ int rank_of_element(const std::vector<RankPlan>& plans, const Point& point, cons
   return 0;
 }
 
+// A guess about the whole op, seen in one rank's part of the output alone: what other ranks hold
+// stays as the oracle has it. So a cause in one rank's kernel explains that part, and one that all
+// of them have explains the whole.
 class OfParts final : public OpHypotheses {
  public:
   OfParts(std::unique_ptr<OpHypotheses> whole, const OpInPass& op,
