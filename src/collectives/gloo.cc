@@ -156,6 +156,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const Meeting& meeting) {
 // The facts of each rank, as a text.
 std::vector<std::string> exchanged(const Meeting& meeting, c10d::Store& store) {
   const auto key = [](int rank) { return fmt::format("facts/{}", rank); };
+  const auto has_read = [](int rank) { return fmt::format("has_read/{}", rank); };
   const std::string own = text_of_facts(meeting.facts);
   std::vector<std::string> texts;
   int rank = meeting.rank;
@@ -165,6 +166,9 @@ std::vector<std::string> exchanged(const Meeting& meeting, c10d::Store& store) {
       const std::vector<uint8_t> text = store.get(key(rank));
       texts.emplace_back(text.begin(), text.end());
     }
+    // Rank 0 goes last, should it go: the others read in its store.
+    store.set(has_read(meeting.rank), std::vector<uint8_t>(1));
+    for (rank = 1; meeting.rank == 0 && rank < meeting.ranks; ++rank) store.get(has_read(rank));
   } catch (const std::exception& error) {
     fail("rank {} of {} did not come to {} within {} s ({}): start all of them", rank,
          meeting.ranks, at(meeting), seconds_of(meeting), first_line(error.what()));

@@ -81,5 +81,5 @@ for options, says in [(["--modes", "pages"], "add the mode tp"), (["--confirm"],
                       (["--error-budget"], "--error-budget"),
                       (["--executor", "instructions"], "--executor")]:
     result, status, err = run("bard-qwen3", "--tp", 2, *options)
-    check.that(status == 2 and says in err and err.count("\n") == 1, f"{options}: {err}")
+    check.that(status == 2 and says in err.lower() and err.count("\n") == 1, f"{options}: {err}")
 check.end(83)
