@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "probes/digest.h"
 #include "tests/helpers.h"
 
@@ -58,6 +60,21 @@ TEST(Join, HoldsCopiesOfAHeadAgainstEachOther) {
   ASSERT_EQ(apart.apart.size(), 1);
   EXPECT_EQ(apart.apart[0].finding.position, 1);
   EXPECT_EQ(numbers(apart.tensors[0].data).back(), 4);
+}
+
+// A rank that computed a head alone and one that computed two at once multiplied in other shapes.
+TEST(Join, LetsHeadsRoundOtherwiseInOtherShapes) {
+  const auto joined_with = [](float copy) {
+    return joined({tensor(point("attn.k"), 2, {2, 1, 2}, {1, 2, 3, 4},
+                          Shard{.axis = 1, .offset = 0, .extent = 2}),
+                   tensor(point("attn.k"), 2, {2, 2, 2}, {1, 2, 5, 6, 3, copy, 7, 8},
+                          Shard{.axis = 1, .offset = 0, .extent = 2})});
+  };
+  EXPECT_TRUE(joined_with(4.00001F).apart.empty());
+  EXPECT_EQ(numbers(joined_with(4.00001F).tensors[0].data),
+            (std::vector<float>{1, 2, 5, 6, 3, 4, 7, 8}));
+  EXPECT_EQ(joined_with(4.001F).apart.size(), 1);
+  EXPECT_EQ(joined_with(std::nanf("")).apart.size(), 1);
 }
 
 TEST(Join, NamesTheRankThatLeaves) {
