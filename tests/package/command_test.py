@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-OPTIONAL = {"liblockstep_cuda.so"}
+OPTIONAL = {"liblockstep_cuda.so", "liblockstep_collectives_cuda.so"}
 
 
 def made_for(ninja, build, target):
