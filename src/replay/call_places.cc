@@ -11,9 +11,9 @@
 namespace lockstep {
 namespace {
 
-using Names = std::initializer_list<std::string_view>;
+using PointNames = std::initializer_list<std::string_view>;
 
-std::vector<Place> of_layer(const Graph& graph, int layer, Names names) {
+std::vector<Place> of_layer(const Graph& graph, int layer, PointNames names) {
   std::vector<Place> all;
   for (const std::string_view name : names)
     if (const Place place{find_point(name), layer}; place.point && graph.has(place))

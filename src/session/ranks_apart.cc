@@ -15,15 +15,16 @@ namespace {
 // A run that goes wrong early leaves all later nodes of a rank other than their copies: the first
 // tell where, and the rest would make the manifest as large as a trace.
 constexpr size_t kMost = 1000;
-using Json = nlohmann::json;
 
 // In sixteen digits, since a number of JSON does not keep 64 bits.
 std::string hash_text_of(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-uint64_t hash_from(const Json& text) { return std::stoull(text.get<std::string>(), nullptr, 16); }
+uint64_t hash_from(const nlohmann::json& text) {
+  return std::stoull(text.get<std::string>(), nullptr, 16);
+}
 
 // One entry, held to the graph, so that who looks its place up may count on it.
-Apart one_from(const Json& kept, const Graph& graph) {
+Apart one_from(const nlohmann::json& kept, const Graph& graph) {
   const Point* point = find_point(kept.at("point").get<std::string>());
   const Place place{point, kept.at("layer").get<int>()};
   check(point != nullptr && graph.has(place), "they name a place that the model has not");
@@ -42,7 +43,7 @@ Apart one_from(const Json& kept, const Graph& graph) {
 }  // namespace
 
 std::string text_of(const std::vector<Apart>& apart) {
-  Json all = Json::array();
+  auto all = nlohmann::json::array();
   for (size_t i = 0; i < std::min(apart.size(), kMost); ++i) {
     const Finding& f = apart[i].finding;
     all.push_back({{"pass", f.node.pass},
@@ -55,7 +56,7 @@ std::string text_of(const std::vector<Apart>& apart) {
                    {"first_xxh3", hash_text_of(apart[i].first)},
                    {"says", f.rule}});
   }
-  return all.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::vector<Apart> apart_in(const Manifest& manifest) {
@@ -63,7 +64,7 @@ std::vector<Apart> apart_in(const Manifest& manifest) {
   if (found == manifest.provenance.end()) return {};
   std::vector<Apart> apart;
   try {
-    for (const Json& kept : Json::parse(found->second))
+    for (const nlohmann::json& kept : nlohmann::json::parse(found->second))
       apart.push_back(one_from(kept, manifest.graph));
   } catch (const std::exception& error) {
     fail(
