@@ -89,7 +89,7 @@ both = [rank(number, port, *long, max_new=40) for number in (0, 1)]
 time.sleep(2.5)
 both[1].kill()
 both[1].communicate()
-ends("rank 1 is killed", both[:1], "a rank is gone")
+ends("rank 1 is killed", both[:1], "a rank is gone", "rank 1 of 2 did not come")
 
 for options, says in [(["--rank", 0], "--rendezvous"), (["--rendezvous", "a:1"], "--rank"),
                       (["--rank", 2, "--tp", 2, "--rendezvous", "a:1"], "0..1"),
