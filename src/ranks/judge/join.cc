@@ -29,7 +29,8 @@ struct Stretch {
 
 // Whether two copies of a head are as near as its product in two shapes is, which kernels/matmul.h
 // does not promise to be the same: 2 spacings of the largest element, in fp32, whose sums round
-// many times, 64. Of what reads a head each rank's own copy is judged.
+// many times, 64. These are chosen, not derived: a later rank's copy that is as near is not judged
+// by itself.
 bool round_otherwise(const Stretch& a, const Stretch& b, int64_t count) {
   const DType dtype = a.tensor.dtype;
   double most = 0, apart = 0;
