@@ -126,6 +126,9 @@ class Gloo final : public Collectives {
   std::unique_ptr<GpuCollectives> gpus_;
 };
 
+// How long the others have to read what rank 0 is told, before it may end.
+constexpr std::chrono::seconds kFarewell{3};
+
 std::string at(const Meeting& meeting) {
   return meeting.port == 0 ? meeting.host : fmt::format("{}:{}", meeting.host, meeting.port);
 }
@@ -156,6 +159,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const Meeting& meeting) {
 // The facts of each rank, as a text.
 std::vector<std::string> exchanged(const Meeting& meeting, c10d::Store& store) {
   const auto key = [](int rank) { return fmt::format("facts/{}", rank); };
+  const auto read_key = [](int rank) { return fmt::format("read/{}", rank); };
   const std::string own = text_of_facts(meeting.facts);
   std::vector<std::string> texts;
   int rank = meeting.rank;
@@ -165,9 +169,18 @@ std::vector<std::string> exchanged(const Meeting& meeting, c10d::Store& store) {
       const std::vector<uint8_t> text = store.get(key(rank));
       texts.emplace_back(text.begin(), text.end());
     }
+    store.set(read_key(meeting.rank), std::vector<uint8_t>{1});
   } catch (const std::exception& error) {
     fail("rank {} of {} did not come to {} within {} s ({}): start all of them", rank,
          meeting.ranks, at(meeting), seconds_of(meeting), first_line(error.what()));
+  }
+  if (meeting.rank != 0 || meeting.hosted) return texts;
+  // The store ends with this rank: who has not read it all yet would find nobody.
+  store.setTimeout(kFarewell);
+  try {
+    for (rank = 1; rank < meeting.ranks; ++rank) store.get(read_key(rank));
+  } catch (const std::exception&) {
+    // That rank is gone, which the first call of all finds out.
   }
   return texts;
 }

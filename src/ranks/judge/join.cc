@@ -104,14 +104,14 @@ class Join {
   }
 
   // Copies every part to its place. Where two ranks hold the same one, as K/V heads may be, their
-  // bits are held against each other.
+  // bits are held against each other, if they come of products of one shape.
   void join_parts() {
     const Shard& shard = *first_.shard;
     Tensor whole(with_extent(first_.data.view().shape, shard.axis, shard.extent),
                  first_.data.view().dtype);
-    std::vector<bool> filled(shard.extent);
-    for (size_t rank = 0; rank < parts_.size(); ++rank) place_part(rank, whole, filled);
-    if (std::ranges::count(filled, false) > 0)
+    std::vector<int> holders(shard.extent, -1);
+    for (size_t rank = 0; rank < parts_.size(); ++rank) place_part(rank, whole, holders);
+    if (std::ranges::count(holders, -1) > 0)
       return leave(parts_.size() - 1, first_.rows.empty() ? Row{} : first_.rows.front(),
                    "parts of it are in no rank");
     if (!alike_ && first_.point->is_cache()) {
@@ -121,7 +121,8 @@ class Join {
     add_whole(std::move(whole));
   }
 
-  void place_part(size_t rank, const Tensor& whole, std::vector<bool>& filled) {
+  // holders: by number along the axis, the first rank that has it; -1: none so far.
+  void place_part(size_t rank, const Tensor& whole, std::vector<int>& holders) {
     const Shard& shard = *parts_[rank]->shard;
     const TensorView& part = parts_[rank]->data;
     int64_t before = 1, after = size_of(part.dtype);
@@ -130,15 +131,21 @@ class Join {
       if (axis > shard.axis) after *= part.shape[axis];
     }
     const int64_t count = part.shape[shard.axis];
-    bool alike = true;
+    bool alike = true, own = false;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = shard.offset + i;
+      const bool placed = holders[at] >= 0;
+      const bool same_shape = placed && parts_[holders[at]]->data.view().shape == part.shape;
       for (int64_t b = 0; b < before; ++b) {
         char* to = whole.as<char>() + (b * shard.extent + at) * after;
         const char* from = part.as<char>() + (b * count + i) * after;
-        if (!filled[at])
+        if (!placed)
           std::memcpy(to, from, after);
-        else if (alike && std::memcmp(to, from, after) != 0) {
+        else if (std::memcmp(to, from, after) == 0)
+          continue;
+        else if (!same_shape)
+          own = true, alike_ = false;
+        else if (alike) {
           alike = alike_ = false;
           const int64_t row = b / std::max<int64_t>(1, before / part.rows());
           leave(rank, first_.rows[row],
@@ -146,8 +153,9 @@ class Join {
                 {from, static_cast<size_t>(after)}, {to, static_cast<size_t>(after)});
         }
       }
-      filled[at] = true;
+      if (!placed) holders[at] = static_cast<int>(rank);
     }
+    if (own) joined_.copies.push_back({static_cast<int>(rank), *parts_[rank]});
   }
 
   const RankTensor& first_;

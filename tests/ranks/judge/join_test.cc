@@ -60,6 +60,23 @@ TEST(Join, HoldsCopiesOfAHeadAgainstEachOther) {
   EXPECT_EQ(numbers(apart.tensors[0].data).back(), 4);
 }
 
+// Products of other shapes may sum in another order: who has only the first head has other bits.
+TEST(Join, KeepsCopiesOfPartsOfAnotherShape) {
+  const auto heads = [&](int64_t first, std::vector<float> values) {
+    const auto count = std::ssize(values) / 2;
+    return tensor(point("attn.k"), 2, {2, count, 1}, std::move(values),
+                  Shard{.axis = 1, .offset = first, .extent = 2});
+  };
+  const JoinedPass same = joined({heads(0, {1, 2}), heads(0, {1, 5, 2, 6}), heads(1, {5, 6})});
+  EXPECT_TRUE(same.apart.empty());
+  EXPECT_TRUE(same.copies.empty());
+  const JoinedPass other = joined({heads(0, {1, 2}), heads(0, {1, 5, 3, 6}), heads(1, {5, 6})});
+  EXPECT_TRUE(other.apart.empty());
+  ASSERT_EQ(other.copies.size(), 1);
+  EXPECT_EQ(other.copies[0].rank, 1);
+  EXPECT_EQ(numbers(other.tensors[0].data), (std::vector<float>{1, 5, 2, 6}));
+}
+
 TEST(Join, NamesTheRankThatLeaves) {
   const auto norm = [](float last) {
     return tensor(point("attn.norm"), 7, {2, 2}, {1, 2, 3, last});
