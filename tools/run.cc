@@ -37,7 +37,7 @@ int show(const Result& result, const RunOptions& options) {
 }
 
 void add_rank_options(CLI::App& app, RunOptions& options) {
-  app.add_option("--tp,--world", options.ranks,
+  app.add_option("--tp", options.ranks,
                  "share the model among that many ranks, a process each (tensor parallel)")
       ->type_name("N")
       ->check(CLI::PositiveNumber);

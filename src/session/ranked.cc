@@ -20,7 +20,8 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
       device_(brings.device),
       plan_(plan_of(whole.config(), seat.rank(), seat.ranks())),
       cut_(plan_),
-      parts_{.plan = plan_} {
+      parts_{.plan = plan_},
+      copies_(whole.config(), seat.ranks()) {
   CollectivesLibrary& library = open_collectives(device_.kind);
   seat.does(RankDoes::meets);
   Meeting meeting{.rank = seat.rank(),
@@ -144,6 +145,8 @@ void Ranked::take(RankPass own, Sink& seen) {
   joined_ = join(std::move(passes));
   ++passes_;
   apart_.insert(apart_.end(), joined_.apart.begin(), joined_.apart.end());
+  const auto wrong = copies_.judge(joined_, oracle_ ? &oracle_->whole() : nullptr);
+  apart_.insert(apart_.end(), wrong.begin(), wrong.end());
   if (oracle_) oracle_->begin_pass(&joined_);
   seen.begin(joined_.info);
   for (const RankTensor& tensor : joined_.tensors)

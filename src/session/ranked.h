@@ -8,6 +8,7 @@
 #include "src/judge/mode_comparer.h"
 #include "src/judge/oracle.h"
 #include "src/ranks/judge/join.h"
+#include "src/ranks/judge/own_copies.h"
 #include "src/ranks/judge/put_base.h"
 #include "src/ranks/judge/rank_hypotheses.h"
 #include "src/ranks/judge/rank_oracle.h"
@@ -83,6 +84,7 @@ class Ranked {
   std::optional<PutBase> put_;
   RankOracle* oracle_ = nullptr;  // whoever judges owns it
   JoinedPass joined_;
+  OwnCopies copies_;
   std::vector<Apart> apart_;
   bool parted_ = false;
   int64_t passes_ = 0;

@@ -110,7 +110,7 @@ std::optional<Rendezvous> rendezvous_of(RunOptions& options) {
     return options.ranks > 1 ? from_torchrun(options) : std::nullopt;
   check(options.rank >= 0 && !options.rendezvous.empty(),
         "--rank and --rendezvous belong together, found one of them: add the other");
-  check(options.ranks > 1, "--rank is one of several, found no --world: add --world 2, or more");
+  check(options.ranks > 1, "--rank is one of several, found no --tp: add --tp 2, or more");
   check(options.rank < options.ranks, "--rank is {}, but the ranks are 0..{}: name one of those",
         options.rank, options.ranks - 1);
   Rendezvous there = meeting_at(options.rendezvous, "--rendezvous");

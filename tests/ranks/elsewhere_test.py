@@ -28,7 +28,7 @@ def start(*options, model="bard-qwen3", environment=None, max_new=3):
 
 
 def rank(number, port, *options, world=2, **other):
-    return start("--rank", number, "--world", world, "--rendezvous", f"127.0.0.1:{port}", *options,
+    return start("--rank", number, "--tp", world, "--rendezvous", f"127.0.0.1:{port}", *options,
                  **other)
 
 
@@ -93,7 +93,7 @@ ends("rank 1 is killed", both[:1], "a rank is gone", "rank 1 of 2 did not come")
 
 for options, says in [(["--rank", 0], "--rendezvous"), (["--rendezvous", "a:1"], "--rank"),
                       (["--rank", 2, "--tp", 2, "--rendezvous", "a:1"], "0..1"),
-                      (["--rank", 0, "--rendezvous", "a:1"], "--world"),
+                      (["--rank", 0, "--rendezvous", "a:1"], "add --tp 2"),
                       (["--rank", 0, "--tp", 2, "--rendezvous", "nowhere"], "HOST:PORT"),
                       (["--rank", 0, "--tp", 2, "--rendezvous", "a:b"], "port")]:
     process = start(*options)

@@ -57,7 +57,9 @@ check.that(places == {(2, "attn.norm")}, f"a stale norm of rank 1 blames {places
 # So is its attention, where it has a copy of a K/V head that others have otherwise.
 result, *_ = run("bard-qwen3", "--tp", 3, "--fault", "rank-stale-weight@layer=3")
 places = {(f["layer"], f["point"]) for f in result["findings"]}
-check.that(places == {(3, "attn.v"), (3, "attn.kv")}, f"a stale v of rank 1 blames {places}")
+check.that(places == {(3, "attn.v")}, f"a stale v of rank 1 blames {places}")
+rules = [finding["rule"] for finding in result["findings"]]
+check.that(any("its own copy of head 0" in rule for rule in rules), f"a stale copy: {rules}")
 
 # One rank's way to go wrong is named with the rank; a sum over ranks and what they gather have
 # ways of their own.
@@ -89,4 +91,4 @@ for options in (["--fault", "rank-stale-norm@rank=2", "--tp", 2],
                 ["--fault", "rope-interleaved@rank=1"]):
     result, status, err = run("bard-qwen3", *options)
     check.that(status == 2 and "names rank" in err, f"{options}: {err}")
-check.end(82)
+check.end(83)

@@ -30,6 +30,14 @@ struct JoinedPass {
   std::vector<Apart> apart;
   // The tensors of each rank at such places, by order of the point and layer.
   std::map<std::pair<int, int>, std::vector<Tensor>> versions;
+  // Parts with copies of heads that an earlier rank has in a part of another shape, with other
+  // bits: the product that made them was another one. Each is right or wrong by itself
+  // (own_copies.h).
+  struct Copy {
+    int rank = 0;
+    RankTensor part;
+  };
+  std::vector<Copy> copies;
   // The parts of all ranks, of each cache of a request of which they have unlike copies of a head.
   std::vector<std::vector<RankTensor>> caches;
 };
