@@ -27,6 +27,7 @@ class Ranked {
   // where ranks were started elsewhere.
   struct Brings {
     Device device;
+    bool by_rows = false;  // as of a RankPlan
     std::chrono::milliseconds patience{0};
     std::map<std::string, std::string> facts = {};
   };
@@ -84,6 +85,7 @@ class Ranked {
   std::optional<PutBase> put_;
   RankOracle* oracle_ = nullptr;  // whoever judges owns it
   JoinedPass joined_;
+  RowsOfPasses rows_;
   OwnCopies copies_;
   std::vector<Apart> apart_;
   bool parted_ = false;

@@ -24,7 +24,7 @@ class Seen:
 
 
 class OfRank:
-    """What one rank of a trace over ranks would have dumped; reduced: after each sum, not before."""
+    """What one rank of a trace over ranks would have dumped; reduced: after each sum."""
 
     SUMS = {"attn.o": "attn.o_partial", "mlp.down": "mlp.down_partial"}
 
@@ -102,7 +102,8 @@ def sglang_dumper(trace, folder: pathlib.Path, old: bool = False) -> None:
         nonlocal index
         index += 1
         if old:
-            facts = {"forward_pass_id": step, "rank": rank_of(trace), "name": name, "dump_index": index}
+            facts = {"forward_pass_id": step, "rank": rank_of(trace), "name": name,
+                     "dump_index": index}
         else:
             facts = {"step": step, "rank": rank_of(trace), "dump_index": index, "name": name,
                      "recompute_status": "disabled"}

@@ -31,6 +31,7 @@ class Join {
     for (size_t rank = 1; rank < parts_.size(); ++rank)
       if (const std::string trouble = trouble_of(*parts_[rank]); !trouble.empty())
         return leave(rank, first_.rows.empty() ? Row{} : first_.rows.front(), trouble);
+    joined_.by_rows |= first_.shard && first_.shard->axis == 0;
     first_.shard ? join_parts() : compare_copies();
   }
 
@@ -223,8 +224,27 @@ JoinedPass join(std::vector<RankPass> passes) {
   return joined;
 }
 
-std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks) {
+namespace {
+
+// The rank that computed the finding's row, of those that share the rows of the pass.
+std::string rank_of_row(const Finding& finding, const std::vector<PassRow>& rows, int ranks) {
+  const Row row{finding.node.request, finding.position};
+  const auto found = std::ranges::find(rows, row, &PassRow::row);
+  const int64_t at = found - rows.begin();
+  for (int rank = 0; rank < ranks && found != rows.end(); ++rank)
+    if (const Part own = RankPlan{.rank = rank, .ranks = ranks}.rows_of(std::ssize(rows));
+        at >= own.first && at < own.first + own.count)
+      return fmt::format("rank {}", rank);
+  return "";
+}
+
+}  // namespace
+
+std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks,
+                      const std::vector<PassRow>& rows) {
   const Point& p = *finding.node.place.point;
+  if (!rows.empty() && (is_of_stream(p) || is_gathered(p)))
+    return rank_of_row(finding, rows, ranks);
   if (finding.index.empty()) return "";
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPlan plan = plan_of(whole, rank, ranks);
@@ -247,9 +267,11 @@ std::string rank_text(const Finding& finding, const ModelConfig& whole, int rank
   return "";
 }
 
-void name_rank(Finding& finding, const ModelConfig& whole, int ranks) {
-  if (const std::string rank = rank_text(finding, whole, ranks); !rank.empty())
-    finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
+void name_rank(Finding& finding, const ModelConfig& whole, int ranks, const RowsOfPasses& rows) {
+  const auto of_pass = rows.find(finding.node.pass);
+  const std::string rank = rank_text(
+      finding, whole, ranks, of_pass == rows.end() ? std::vector<PassRow>() : of_pass->second);
+  if (!rank.empty()) finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
 }
 
 void add_apart(Result& result, const std::vector<Apart>& apart, const Graph& graph) {
