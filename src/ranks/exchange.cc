@@ -23,10 +23,10 @@ CollectiveCall call_of(std::span<const int64_t> told) {
 }  // namespace
 
 std::string text_of(const CollectiveCall& call) {
-  const bool sum = call.kind == CollectiveCall::Kind::all_reduce;
+  constexpr const char* kKinds[] = {"all-reduce", "all-gather", "reduce-scatter"};
   const std::string layer = call.layer < 0 ? "" : fmt::format("layer {} ", call.layer);
-  return fmt::format("the {} of {}{}, {} bytes of {}", sum ? "all-reduce" : "all-gather", layer,
-                     kPoints.at(static_cast<size_t>(call.point)).name, call.bytes,
+  return fmt::format("the {} of {}{}, {} bytes of {}", kKinds[static_cast<size_t>(call.kind)],
+                     layer, kPoints.at(static_cast<size_t>(call.point)).name, call.bytes,
                      name_of(static_cast<DType>(call.dtype)));
 }
 
@@ -71,6 +71,11 @@ Exchange AgreedCalls::table() {
           .all_gather =
               [this](const OpContext& context, TensorView parts, TensorView part) {
                 call(all_gather, context, part, [&] { collectives_.all_gather(parts, part); });
+              },
+          .reduce_scatter =
+              [this](const OpContext& context, TensorView parts, TensorView part) {
+                call(reduce_scatter, context, part,
+                     [&] { collectives_.reduce_scatter(parts, part); });
               }};
 }
 

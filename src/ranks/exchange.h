@@ -16,11 +16,13 @@ struct Exchange {
   std::function<void(const OpContext&, TensorView sum)> all_reduce;
   // parts: [ranks, ...], row r is rank r's `part`.
   std::function<void(const OpContext&, TensorView parts, TensorView part)> all_gather;
+  // The sum of the ranks' row r of parts is rank r's `part`.
+  std::function<void(const OpContext&, TensorView parts, TensorView part)> reduce_scatter;
 };
 
 // One call of a collective, as each rank tells it to the others before it makes it.
 struct CollectiveCall {
-  enum class Kind : int64_t { all_reduce, all_gather };
+  enum class Kind : int64_t { all_reduce, all_gather, reduce_scatter };
   Kind kind = Kind::all_reduce;
   int64_t point = 0;   // its order
   int64_t layer = -1;  // -1: not of a layer

@@ -79,7 +79,8 @@ std::string doing_text(const RankNews& news) {
     case RankDoes::waits:
       return fmt::format("in {}{}", text_of(call), pass);
     case RankDoes::judges:
-      return fmt::format("while it judged{}", pass);
+      return pass.empty() ? "while it judged"
+                          : fmt::format("while it judged pass {}", news.pass.load());
     case RankDoes::ended:
       break;
   }

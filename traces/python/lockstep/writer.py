@@ -128,6 +128,11 @@ class Writer:
         else:
             self._show(point, layer, elements, self._passes[-1].rows)
 
+    def row_of(self, point: str, index: int) -> Row:
+        """The row of the pass that a tensor's row of that number is of."""
+        run = self._passes[-1]
+        return (run.with_logits() if point in LOGIT_POINTS else run.rows)[index]
+
     def logits_of(self, rows: Sequence[int]) -> None:
         """Which rows of the pass get logits, where that is not known before it begins."""
         self._passes[-1].logit_rows = list(rows)
