@@ -149,9 +149,10 @@ class Table:
         """traces/examples/llama_cb_eval.c, which has the callback write a trace itself."""
         library, program = pathlib.Path(llama_cpp.__file__).parent / "lib", self.folder / "hooked"
         headers = next(library.parents[1].rglob("llama.h")).parent
-        traces = HERE.parents[1] / "traces"
-        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror", traces / "examples/llama_cb_eval.c",
-                        "-o", program, f"-I{traces}", f"-I{headers}", f"-L{library}", "-lllama",
+        root = HERE.parents[1]
+        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror",
+                        root / "traces/examples/llama_cb_eval.c", "-o", program, f"-I{root}",
+                        f"-I{headers}", f"-L{library}", "-lllama",
                         "-lggml", "-lggml-base", f"-L{self.binary.parent}", "-llockstep_trace",
                         f"-Wl,-rpath,{library}:{self.binary.parent}"], check=True)
         for model in MODELS:
