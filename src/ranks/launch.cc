@@ -1,5 +1,6 @@
-// Ranks are forks of this process before it has opened anything, so that they are of one version
-// and one command line. A rank dies with its parent (PR_SET_PDEATHSIG), whatever ends that.
+// Ranks are forks of this process before it has opened anything that has threads, so that they are
+// of one version and one command line. A rank dies with its parent (PR_SET_PDEATHSIG), whatever
+// ends that.
 //
 // Not every rank that stands still hangs: others wait for it in a collective, and rank 0 judges for
 // as long as that takes. One hangs that is stopped, or that gets no further in an op, or that does

@@ -162,6 +162,30 @@ def vllm_intermediates(trace, folder: pathlib.Path) -> None:
         (root / "module_calls.txt").write_text("\n".join(seen.modules))
 
 
+def edge_llm(trace, folder: pathlib.Path) -> None:
+    """One file of all rounds; the cache has room for 32 columns, in which nothing is meant."""
+    from safetensors.torch import save_file
+    content = {}
+    for number, run in enumerate(trace.passes):
+        lengths = {row.request: row.position + 1 for row in run.rows}
+        content[f"round_{number}.logits"] = tensor_of(trace, number, "logits")
+        for i in range(6):
+            cache = torch.full((len(lengths), 2, 2, 32, 64), torch.nan, dtype=torch.bfloat16)
+            for b, (request, length) in enumerate(lengths.items()):
+                for before in range(number + 1):
+                    for row, (k, v) in zip(trace.passes[before].rows, zip(
+                            tensor_of(trace, before, "attn.k_rope", i),
+                            tensor_of(trace, before, "attn.v", i))):
+                        if row.request == request:
+                            cache[b, :, :, row.position] = torch.stack((k, v))
+            content[f"round_{number}.layer_{i}.kv"] = cache
+        content[f"round_{number}.context_lengths"] = torch.tensor(list(lengths.values()),
+                                                                  dtype=torch.int32)
+        chosen = trace.tensor("token", number=number)
+        content[f"round_{number}.generated_token_ids"] = torch.from_numpy(chosen.astype("int32"))
+    save_file(content, folder / "edgellm_dump.safetensors")
+
+
 def msprobe(trace, folder: pathlib.Path) -> None:
     """step0/rank0/dump.json of level mix, of vLLM's modules."""
     for step, seen in enumerate(fused_passes(trace)):

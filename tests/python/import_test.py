@@ -15,6 +15,7 @@ import sys
 import unittest
 
 import numpy as np
+import safetensors.torch
 import torch
 
 import dumps_made
@@ -36,7 +37,7 @@ TINY = str(support.DATA / "tiny/qwen3-default")
 MADE = {
     "sglang_dumper": ("sglang", FUSED),
     "pass_files": ("sglang", FUSED),
-    "vllm_intermediates": ("vllm", FUSED),
+    "vllm_intermediates": ("nano-vllm", FUSED),  # the same names
     "msprobe": ("vllm", FUSED),
     "tensorrt_llm_hooks": ("tensorrt-llm", HOOKED),
     "tensorrt_llm_rotary": ("tensorrt-llm", FUSED),
@@ -129,18 +130,20 @@ class Imports(InFolder):
         folder.mkdir()
         getattr(dumps_made, writer)(self.right, folder, *arguments)
 
-    def assert_same(self, trace, points, lost_logits=()):
+    def assert_same(self, trace, points, lost_logits=(), caches=0):
         """The trace's tensors are those that were dumped, bit for bit, at their rows."""
         self.assertEqual([p.rows for p in trace.passes], [p.rows for p in self.right.passes])
-        self.assertEqual({info.point for info in trace.tensors}, set(points))
-        for info in trace.tensors:
+        tensors = [info for info in trace.tensors if info.point != "attn.kv"]
+        self.assertEqual(len(trace.tensors) - len(tensors), caches)
+        self.assertEqual({info.point for info in tensors}, set(points))
+        for info in tensors:
             want = self.right.tensor(info.point, info.layer, number=info.number)
             np.testing.assert_array_equal(trace.tensor(info.point, info.layer, number=info.number),
                                           want, err_msg=str(info))
         for point in points:
             if point in ("logits", "token") and lost_logits:
                 continue
-            numbers = {info.number for info in trace.tensors if info.point == point}
+            numbers = {info.number for info in tensors if info.point == point}
             self.assertEqual(numbers, {0, 1}, point)
 
     def test_each_layout_has_its_tensors_at_their_points(self):
@@ -154,6 +157,29 @@ class Imports(InFolder):
                     self.assertEqual(report.passes, 2)
                     self.assertEqual(trace.dtype, "bf16")
                     self.assert_same(trace, points, writer == "pass_files")
+
+    def test_a_cache_as_attention_reads_it(self):
+        """TensorRT Edge-LLM dumps nothing else of a layer: regions are all that is before it."""
+        self.made("edge_llm")
+        prompts = [row.token for row in self.right.passes[0].rows]
+        file = self.folder / "dump/edgellm_dump.safetensors"
+        report, out = self.imported("edge-llm", file, tokens=prompts)
+        self.assertEqual((report.kind, report.passes), ("edge-llm", 2))
+        with lockstep.Trace(out) as trace:
+            self.assert_same(trace, ("attn.k_rope", "attn.v", "logits", "token"), caches=24)
+        right = lockstep.judge(out, QWEN3)
+        self.assertEqual((right.verdict, right.findings), ("clean", ()), right)
+        # V of the token of the second round, and K of one of the first.
+        for index, place in (((1, 1, slice(None), 6), "layer 3 attn.v"),
+                             ((0, 0, slice(None), 2), "layer 3 attn.kv")):
+            content = safetensors.torch.load_file(file)
+            kept = content["round_1.layer_3.kv"].clone()
+            content["round_1.layer_3.kv"][index] *= 1.5
+            safetensors.torch.save_file(content, file)
+            _, out = self.imported("edge-llm", file, tokens=prompts)
+            first = lockstep.judge(out, QWEN3).first
+            self.assertEqual((first.place, first.number), (place, 1), first)
+            safetensors.torch.save_file(content | {"round_1.layer_3.kv": kept}, file)
 
     def test_names_that_nobody_knows_are_listed_with_the_nearest(self):
         self.made("npz_a_pass")
@@ -528,8 +554,9 @@ class Refused(InFolder):
             (self.folder / "m.json").write_text(content)
             self.refused(part, self.import_, str(self.folder / "m.json"), self.folder / "x.npz")
         self.refused("sglang is the nearest", self.import_, "sglan")
-        self.assertEqual(mapping.names(), ["huggingface", "llama.cpp", "onnx", "points", "sglang",
-                                           "tensorrt-llm", "vllm"])
+        self.assertEqual(mapping.names(), [
+            "edge-llm", "huggingface", "llama.cpp", "nano-vllm", "onnx", "points", "sglang",
+            "tensorrt-llm", "vllm"])
         for name in mapping.names():
             self.assertTrue(mapping.read_map(name).rules)
 

@@ -62,7 +62,8 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
     names: a map, by name (lockstep.mapping.names()) or path. model: the checkpoint's folder. kind:
     the dump's format; "": what it looks like. dtype: of the run; "": what the map or else
-    config.json says. tokens: what the first pass was fed, where the dump does not say. schema: an
+    config.json says. tokens: what the first passes were fed, where the dump does not say, or has
+    what was chosen and something else was fed. schema: an
     engine whose rounding is declared (lockstep.contracts.rounding); "": what the map says. Raises
     LockstepError, and writes nothing, where nothing can be made of it.
     """
@@ -121,11 +122,14 @@ class Importer:
         self.dtype, self.report = dtype, report
         self.places = {(node.layer, node.point) for node in writer.graph}
         self.requests = Requests()
+        self.rows: list[tuple[int, int]] = []  # request and position of each row of the pass
 
     def take(self, dump: Dump, tokens: Sequence[int]) -> None:
         for number, loads in enumerate(dump.passes):
             others = [other.passes[number] for other in dump.others]
-            ids = self._ids(loads, tokens if number == 0 else ())
+            ids = self._ids(loads, tokens)
+            if ids is not None:
+                tokens = tokens[len(ids.tokens):]
             wanted = list(self._wanted(loads, others))
             if ids is None:
                 self.report.skipped += [f"pass {number}: {key}" for key in loads][:1]
@@ -149,6 +153,7 @@ class Importer:
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
+        self.rows = list(zip(owners, positions))
         self.report.passes += 1
         taken: set[Place] = set()  # the first of a place that can be read and fits
         for one in wanted:
@@ -156,9 +161,13 @@ class Importer:
                 continue
             parts = list(found.values()) if LOGITS in one.places else self._parts(one)
             for part in parts:
-                if part.place not in taken and \
-                        self._show(*part.place, part.elements, len(owners), rows):
-                    taken.add(part.place)
+                place = part.place
+                if place in taken:
+                    continue
+                if place[1] == "attn.kv":
+                    taken.update(self._show_cache(place[0], part.elements, taken))
+                elif self._show(*place, part.elements, len(owners), rows):
+                    taken.add(place)
                     if part.unlike:
                         self._note_unlike(part.unlike)
         if logits is not None and rows and (-1, "token") not in taken:
@@ -197,6 +206,31 @@ class Importer:
         self.report.tensors += 1
         return True
 
+    def _show_cache(self, layer: int, elements: Elements, taken: set[Place]) -> list[Place]:
+        """K and V as attention reads them, [request, 2, kv head, column, dim]. What the pass put
+        there is attn.k_rope and attn.v, where the dump has these nowhere else. Returns what was
+        shown."""
+        ends = {owner: at + 1 for owner, at in self.rows}
+        count, dim = self._row_shape("attn.k")
+        axes = elements.bits.shape
+        if len(axes) != 5 or axes[:3] != (len(ends), 2, count) or axes[4] != dim \
+                or axes[3] < max(ends.values()):
+            self.report.skipped.append(f"attn.kv of layer {layer} is {list(axes)}, which is not K "
+                                       f"and V of {len(ends)} requests, {count} heads of {dim}")
+            return []
+        read = {owner: np.ascontiguousarray(part[:, :, :end].transpose(2, 0, 1, 3))
+                for part, (owner, end) in zip(elements.bits, ends.items())}
+        new = np.stack([read[owner][at] for owner, at in self.rows])
+        shown: list[Place] = []
+        for side, point in enumerate(("attn.k_rope", "attn.v")):
+            if (layer, point) not in taken:
+                self.writer.show(point, layer, new[:, side], dtype=elements.dtype)
+                shown.append((layer, point))
+        for owner, part in read.items():
+            self.writer.show_cache(layer, owner, part, dtype=elements.dtype)
+        self.report.tensors += len(shown) + len(read)
+        return [*shown, (layer, "attn.kv")]
+
     def _note_dtype(self, where: str, dtype: str) -> None:
         note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
         if not any(text.startswith(note) for text in self.report.notes):
@@ -221,8 +255,10 @@ class Importer:
             key = next((key for key in loads if pattern.fullmatch(key)), "")
             value = self._loaded(key, loads[key]) if key else None
             found[kind] = None if value is None else value.bits.astype(np.int64).reshape(-1)
-        if found["tokens"] is None and len(tokens):
-            found["tokens"] = np.array(tokens, np.int64)
+        own, rows = found["tokens"], found["positions"]
+        count = len(tokens) if rows is None else len(rows)
+        if len(tokens) and (own is None or rows is not None and len(tokens) >= count):
+            found["tokens"] = np.array(tokens, np.int64)[:count]
         if found["tokens"] is None:
             return None
         return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
