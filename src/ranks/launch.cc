@@ -258,6 +258,26 @@ void RankSeat::waits_in(const CollectiveCall* call) {
   does(call ? RankDoes::waits : RankDoes::computes);
 }
 
+// Each is there within microseconds of the others, or computes for long: then who waits lets others
+// have the processor.
+std::vector<CollectiveCall> RankSeat::tell(const CollectiveCall& call) {
+  const int64_t number = own().tells;
+  own().told[number % 2] = call;
+  own().tells.store(number + 1, std::memory_order_release);
+  std::vector<CollectiveCall> calls;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    for (int tries = 0; news_[rank].tells.load(std::memory_order_acquire) <= number; ++tries) {
+      constexpr int kSpins = 2000, kYields = 2200;
+      if (tries > kYields)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      else if (tries > kSpins)
+        std::this_thread::yield();
+    }
+    calls.push_back(news_[rank].told[number % 2]);
+  }
+  return calls;
+}
+
 int RankSeat::port() const {
   while (news_[0].port == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   return news_[0].port;
