@@ -1,5 +1,5 @@
-// What each rank calls goes round before each collective, so that ranks that call different ones
-// say so and do not hang, or add up what does not belong together.
+// Ranks tell each other what they call before each collective, so that those that call different
+// ones say so and do not hang, or add up what does not belong together.
 #include "src/ranks/exchange.h"
 
 #include <fmt/format.h>
