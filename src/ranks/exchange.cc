@@ -1,5 +1,5 @@
-// What each rank calls goes round before each collective, so that ranks that call different ones
-// say so and do not hang, or add up what does not belong together.
+// The call that each rank is about to make goes round before it, so that ranks that call different
+// ones say so and do not hang, or add up what does not belong together.
 #include "src/ranks/exchange.h"
 
 #include <fmt/format.h>
