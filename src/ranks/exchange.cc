@@ -1,4 +1,4 @@
-// Ranks tell each other what they call before each collective, so that those that call different
+// The call that each rank is about to make goes round before it, so that ranks that call different
 // ones say so and do not hang, or add up what does not belong together.
 #include "src/ranks/exchange.h"
 
