@@ -8,7 +8,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
@@ -149,11 +148,11 @@ class Table:
     def hooked(self):
         """traces/examples/llama_cb_eval.c, which has the callback write a trace itself."""
         library, program = pathlib.Path(llama_cpp.__file__).parent / "lib", self.folder / "hooked"
-        headers = next(found.parent for folder in site.getsitepackages()
-                       for found in pathlib.Path(folder).rglob("llama.h"))
-        traces = HERE.parents[1] / "traces"
-        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror", traces / "examples/llama_cb_eval.c",
-                        "-o", program, f"-I{traces}", f"-I{headers}", f"-L{library}", "-lllama",
+        headers = next(library.parents[1].rglob("llama.h")).parent
+        root = HERE.parents[1]
+        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror",
+                        root / "traces/examples/llama_cb_eval.c", "-o", program, f"-I{root}",
+                        f"-I{headers}", f"-L{library}", "-lllama",
                         "-lggml", "-lggml-base", f"-L{self.binary.parent}", "-llockstep_trace",
                         f"-Wl,-rpath,{library}:{self.binary.parent}"], check=True)
         for model in MODELS:

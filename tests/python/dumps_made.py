@@ -162,6 +162,20 @@ def vllm_intermediates(trace, folder: pathlib.Path) -> None:
         (root / "module_calls.txt").write_text("\n".join(seen.modules))
 
 
+def vllm_hidden_states(trace, folder: pathlib.Path) -> None:
+    """A file a request: its tokens but the last one that was chosen, and what each layer left."""
+    from safetensors.torch import save_file
+    for request in {row.request for row in trace.passes[0].rows}:
+        rows, states = [], []
+        for number, run in enumerate(trace.passes):
+            own = [i for i, row in enumerate(run.rows) if row.request == request]
+            rows += [run.rows[i].token for i in own]
+            states.append(torch.stack([tensor_of(trace, number, "mlp.residual", layer)[own]
+                                       for layer in range(6)], 1))
+        save_file({"hidden_states": torch.cat(states), "token_ids": torch.tensor(rows)},
+                  folder / f"cmpl-{request}.safetensors")
+
+
 def edge_llm(trace, folder: pathlib.Path) -> None:
     """One file of all rounds; the cache has room for 32 columns, in which nothing is meant."""
     from safetensors.torch import save_file

@@ -15,7 +15,6 @@ import sys
 import unittest
 
 import numpy as np
-import safetensors.torch
 import torch
 
 import dumps_made
@@ -102,7 +101,9 @@ def of_few_rows(q, k, v):
     return summed.astype(np.float32) / total
 
 
-class Imports(InFolder):
+class Dumped(InFolder):
+    """Dumps that are made of what was captured from Hugging Face."""
+
     @classmethod
     def setUpClass(cls):
         """Two requests, a prefill and a step, captured from Hugging Face."""
@@ -146,6 +147,8 @@ class Imports(InFolder):
             numbers = {info.number for info in tensors if info.point == point}
             self.assertEqual(numbers, {0, 1}, point)
 
+
+class Imports(Dumped):
     def test_each_layout_has_its_tensors_at_their_points(self):
         for writer, (names, points) in MADE.items():
             with self.subTest(writer=writer), contextlib.ExitStack() as stack:
@@ -157,29 +160,6 @@ class Imports(InFolder):
                     self.assertEqual(report.passes, 2)
                     self.assertEqual(trace.dtype, "bf16")
                     self.assert_same(trace, points, writer == "pass_files")
-
-    def test_a_cache_as_attention_reads_it(self):
-        """TensorRT Edge-LLM dumps nothing else of a layer: regions are all that is before it."""
-        self.made("edge_llm")
-        prompts = [row.token for row in self.right.passes[0].rows]
-        file = self.folder / "dump/edgellm_dump.safetensors"
-        report, out = self.imported("edge-llm", file, tokens=prompts)
-        self.assertEqual((report.kind, report.passes), ("edge-llm", 2))
-        with lockstep.Trace(out) as trace:
-            self.assert_same(trace, ("attn.k_rope", "attn.v", "logits", "token"), caches=24)
-        right = lockstep.judge(out, QWEN3)
-        self.assertEqual((right.verdict, right.findings), ("clean", ()), right)
-        # V of the token of the second round, and K of one of the first.
-        for index, place in (((1, 1, slice(None), 6), "layer 3 attn.v"),
-                             ((0, 0, slice(None), 2), "layer 3 attn.kv")):
-            content = safetensors.torch.load_file(file)
-            kept = content["round_1.layer_3.kv"].clone()
-            content["round_1.layer_3.kv"][index] *= 1.5
-            safetensors.torch.save_file(content, file)
-            _, out = self.imported("edge-llm", file, tokens=prompts)
-            first = lockstep.judge(out, QWEN3).first
-            self.assertEqual((first.place, first.number), (place, 1), first)
-            safetensors.torch.save_file(content | {"round_1.layer_3.kv": kept}, file)
 
     def test_names_that_nobody_knows_are_listed_with_the_nearest(self):
         self.made("npz_a_pass")
@@ -557,7 +537,7 @@ class Refused(InFolder):
         self.refused("sglang is the nearest", self.import_, "sglan")
         self.assertEqual(mapping.names(), [
             "edge-llm", "huggingface", "llama.cpp", "nano-vllm", "onnx", "points", "sglang",
-            "tensorrt-llm", "vllm"])
+            "tensorrt-llm", "vllm", "vllm-hidden-states"])
         for name in mapping.names():
             self.assertTrue(mapping.read_map(name).rules)
 

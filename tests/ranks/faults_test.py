@@ -82,7 +82,7 @@ with tempfile.TemporaryDirectory() as folder:
             if "like" in more:
                 causes = [cause["says"] for at in result["points"] for cause in at["looks_like"]]
                 check.that(any(more["like"] in says for says in causes), f"{what}: like {causes}")
-            # What rank 1 made of its stale norm is right, given what it read: nobody else is blamed.
+            # What rank 1 made of its stale norm is right, given what it read: no other is blamed.
             if "alone" in more:
                 places = {(f["layer"], f["point"]) for f in result["findings"]}
                 check.that(places == more["alone"], f"{what} blames {places}")

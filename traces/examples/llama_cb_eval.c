@@ -1,7 +1,7 @@
 /* A program on llama.cpp that writes a trace of what its graph computes, by lockstep_trace.h: all
  * that a trace takes is in kNodes, show() and seen(). One sequence, on any backend.
  *
- *   cc llama_cb_eval.c -o llama_cb_eval $(pkg-config --cflags --libs lockstep-trace) \
+ *   cc llama_cb_eval.c -o llama_cb_eval $(pkg-config --cflags --libs lockstep_trace) \
  *     -I LLAMA/include -I LLAMA/ggml/include -L LLAMA/build/bin -lllama -lggml -lggml-base
  *   llama_cb_eval MODEL.gguf CHECKPOINT OUT.h5 TOKEN...    feeds these, then two that it chooses
  *   lockstep judge OUT.h5 --model CHECKPOINT --schema llama.cpp
@@ -14,7 +14,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
-#include "lockstep_trace.h"
+#include "traces/lockstep_trace.h"
 
 /* What a graph of Qwen2 or Qwen3 calls the results of its ops, NAME or NAME-LAYER. */
 static const struct {

@@ -161,13 +161,13 @@ class Importer:
                 continue
             parts = list(found.values()) if LOGITS in one.places else self._parts(one)
             for part in parts:
-                place = part.place
-                if place in taken:
+                layer, point = part.place
+                if part.place in taken:
                     continue
-                if place[1] == "attn.kv":
-                    taken.update(self._show_cache(place[0], part.elements, taken))
-                elif self._show(*place, part.elements, len(owners), rows):
-                    taken.add(place)
+                if point == "attn.kv":
+                    taken.update(self._show_cache(layer, part.elements, taken))
+                elif self._show(layer, point, part.elements, len(owners), rows):
+                    taken.add(part.place)
                     if part.unlike:
                         self._note_unlike(part.unlike)
         if logits is not None and rows and (-1, "token") not in taken:
