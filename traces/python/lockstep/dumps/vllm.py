@@ -44,8 +44,8 @@ def read_intermediates(path: pathlib.Path) -> Dump:
             key = f"{module}:{side}{match['rest'].replace('_', '.', 1)}"
             dump = dumps.setdefault(int(match["device"] or 0), Dump())
             dump.add(number, key, functools.partial(one_tensor, file))
-    if len(dumps) == 1:
-        return dumps.popitem()[1]
+    if len(dumps) <= 1:
+        return next(iter(dumps.values()), Dump())
     return of_ranks(path, dumps)
 
 
