@@ -151,7 +151,7 @@ def vllm_intermediates(trace, folder: pathlib.Path) -> None:
 
         def save(module, name, tensor, root=root):
             (root / module).mkdir(parents=True, exist_ok=True)
-            torch.save(tensor, root / module / f"{name}_cuda_0.pt")
+            torch.save(tensor, root / module / f"{name}_cuda_{rank_of(trace)}.pt")
 
         save("model", "inputs_input_ids", seen.tokens)
         save("model", "inputs_positions", seen.positions)

@@ -353,7 +353,8 @@ class OverRanks(InFolder):
     """Dumps of two ranks, as tools write them of a model that ranks share, become one trace."""
 
     WRITERS = {"sglang_dumper": ("sglang", False), "pass_files": ("sglang", False),
-               "msprobe": ("vllm", True), "tensorrt_llm_hooks": ("tensorrt-llm", True)}
+               "vllm_intermediates": ("vllm", True), "msprobe": ("vllm", True),
+               "tensorrt_llm_hooks": ("tensorrt-llm", True)}
 
     @classmethod
     def setUpClass(cls):

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.dumps.dump import Dump, one_tensor
+from lockstep.dumps.dump import Dump, of_ranks, one_tensor
 from lockstep.dumps.loads import Load
 from lockstep.dumps.safetensors_file import read_safetensors
 from lockstep.elements import Elements
 
-FILE = re.compile(r"(?P<side>inputs|outputs|post_fwd_inputs)(?P<rest>(_\w+?)*?)_(cuda|cpu)(_\d+)?"
-                  r"\.pt")
+FILE = re.compile(r"(?P<side>inputs|outputs|post_fwd_inputs)(?P<rest>(_\w+?)*?)_(cuda|cpu)"
+                  r"(_(?P<device>\d+))?\.pt")
 
 
 def is_intermediates(path: pathlib.Path) -> bool:
@@ -27,8 +27,9 @@ def is_intermediates(path: pathlib.Path) -> bool:
 
 
 def read_intermediates(path: pathlib.Path) -> Dump:
-    """OUT/UUID/step_3/model.layers.0.self_attn.qkv_proj/outputs_0_cuda_0.pt"""
-    dump = Dump()
+    """OUT/UUID/step_3/model.layers.0.self_attn.qkv_proj/outputs_0_cuda_0.pt; the last number is of
+    the device, one a rank."""
+    dumps: dict[int, Dump] = {}
     steps = sorted((step for step in path.rglob("step_*") if step.is_dir()),
                    key=lambda step: int(step.name.removeprefix("step_")))
     for number, step in enumerate(steps):
@@ -41,8 +42,11 @@ def read_intermediates(path: pathlib.Path) -> Dump:
             module = module[:call.start()] if call and int(call[1]) > 0 else module
             side = "in" if match["side"] == "inputs" else "out"
             key = f"{module}:{side}{match['rest'].replace('_', '.', 1)}"
+            dump = dumps.setdefault(int(match["device"] or 0), Dump())
             dump.add(number, key, functools.partial(one_tensor, file))
-    return dump
+    if len(dumps) <= 1:
+        return next(iter(dumps.values()), Dump())
+    return of_ranks(path, dumps)
 
 
 def _requests_of(path: pathlib.Path) -> list[dict[str, Load]]:
