@@ -32,6 +32,8 @@ inline constexpr std::array<std::string_view, 6> kDecodeParts = {
     "o_residual", "norm_gate_up_silu",     "down_residual"};
 inline constexpr std::array<std::string_view, 3> kDecodeMarks = {"begin", "waited", "end"};
 
+inline constexpr int64_t kMostDecodeBlocks = 256;
+
 struct DecodeStep {
   std::span<const DecodeLayer> layers;
   TensorView embed, final_norm, lm_head;  // [vocab, hidden], [hidden], [vocab, hidden]
@@ -44,9 +46,9 @@ struct DecodeStep {
   TensorView embed_out, final_norm_out;  // [rows, hidden]
   TensorView logits;                     // [rows, vocab]  bf16
   TensorView token;                      // [rows]  int32, as argmax
-  // [blocks, layers, parts, marks]  int64, or empty: when each block (a multiprocessor) began a
-  // part of a layer, had what it waited for, and ended; in ns of the device's clock, 0 where it had
-  // none.
+  // [kMostDecodeBlocks, layers, parts, marks]  int64, or empty: when each block (a multiprocessor)
+  // began a part of a layer, had what it waited for, and ended; in ns of the device's clock. What a
+  // block has nothing of stays as it was.
   TensorView timeline;
   // Memory of the step, in which one launch leaves what the next one goes on from: zero before the
   // first, and the same for every launch of as many rows.

@@ -114,11 +114,11 @@ void add_instruction_options(CLI::App& app, InstructionOptions& options) {
   add_count(app, "--queues", options.queues, 1, "queues of a schedule that is made (4)");
   app.add_option("--step", options.step, "a schedule of yours, as lockstep schedule writes one")
       ->type_name("FILE");
-  app.add_option(
-         "--interleave", options.interleave,
-         "run instructions in a random order that the counters allow; \"adversarial\": in one that "
-         "shows what they leave unordered (each queue is a thread)")
+  app.add_option("--interleave", options.interleave,
+                 "run one random order that the counters allow, or the \"adversarial\" (threads)")
       ->type_name("SEED");
+  app.add_option("--timeline", options.timeline, "write what the last step did when, for Perfetto")
+      ->type_name("FILE");
 }
 
 // The options of what is asked of the model.

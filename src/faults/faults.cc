@@ -81,6 +81,8 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
         "fault {} cannot be seeded into this model: it needs {}", fault.name, fault.needs);
   check(fault.seat != Fault::Seat::ranks || seams.ranks != nullptr,
         "fault {} is one of how ranks share a model: add --tp 2", fault.name);
+  check(fault.seat != Fault::Seat::instructions || seams.step != nullptr,
+        "fault {} is one of a step's instructions: add --executor instructions", fault.name);
   check(request.layer < 0 || !seams.config.experts.in(request.layer) ||
             graph_of(seams.config).has({find_point(fault.point), request.layer}),
         "fault {} needs a layer with one MLP for all tokens, and layer {} has experts", fault.name,

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "src/engine/engine.h"
+#include "src/instructions/interpreter.h"
 #include "src/ranks/rank_seams.h"
 
 namespace lockstep {
@@ -49,15 +50,18 @@ struct Seams {
   const Ops* broken = nullptr;
   // Null where the model is not one over ranks.
   const RankSeams* ranks = nullptr;
+  // Null where passes are not computed as the instructions of a schedule.
+  InterpreterOptions* step = nullptr;
 };
 
 struct Fault {
   // Where it is seeded.
   enum class Seat : uint8_t {
-    host,    // in what the host does, which tensors of a device are staged in
-    device,  // in the kernels of a CUDA device
-    graphs,  // in what a CUDA device replays decode passes from
-    ranks,   // in how a model is shared by ranks
+    host,          // in what the host does, which tensors of a device are staged in
+    device,        // in the kernels of a CUDA device
+    graphs,        // in what a CUDA device replays decode passes from
+    ranks,         // in how a model is shared by ranks
+    instructions,  // in the instructions of a step, or in what they do
   };
 
   std::string_view name;

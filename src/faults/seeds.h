@@ -26,6 +26,7 @@ extern const std::span<const Fault> kTokenFaults;
 extern const std::span<const Fault> kGraphFaults;
 extern const std::span<const Fault> kDeviceFaults;
 extern const std::span<const Fault> kRankFaults;
+extern const std::span<const Fault> kInstructionFaults;
 
 // The column `applies` of those tables: the traits that a model must have for a fault to break
 // anything. Those that one kind alone asks for stand above its table.

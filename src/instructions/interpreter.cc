@@ -130,8 +130,13 @@ class InstructionExecutor : public PieceExecutor {
     take(tensors_.logits, a_.logits);
     const InterpreterOptions& options = interpreter_->options();
     const StepOps step(pass_, options.schedule, tensors_);
-    run_step(options.schedule, options.interleaving,
-             [&step](const Instruction& in) { step.compute(in); });
+    const std::vector<TimedWork> times =
+        run_step(options.schedule, options.interleaving, [&](const Instruction& in) {
+          const auto compute = [&] { step.compute(in); };
+          if (options.around) return options.around({in, pass_, tensors_, compute});
+          compute();
+        });
+    if (options.timeline) options.timeline->last = [times] { return times; };
     for (size_t layer = 0; layer < tensors_.layers.size(); ++layer) show_layer(layer);
     layer_ = -1;
     show("final.norm", tensors_.final_norm);

@@ -9,15 +9,29 @@
 #include <memory>
 #include <string>
 
+#include "src/instructions/pass_tensors.h"
 #include "src/instructions/step_runner.h"
 #include "src/model/layer_executor.h"
+#include "src/model/timeline.h"
 #include "src/schedule/schedule.h"
 
 namespace lockstep {
 
+// An instruction that is about to be computed, for who stands around it: compute() does, and the
+// tensors of the pass are there before and after.
+struct StepCall {
+  const Instruction& in;
+  const PassParts& pass;
+  PassTensors& tensors;
+  std::function<void()> compute;
+};
+
 struct InterpreterOptions {
   Schedule schedule;
   Interleaving interleaving;
+  std::shared_ptr<Timeline> timeline = {};  // to be told of each pass; null: none
+  // Called in the place of each instruction, by several threads at once; empty: none.
+  std::function<void(const StepCall&)> around = {};
 };
 
 // Makes executors that run passes of that model so. Throws Error unless the schedule is of the

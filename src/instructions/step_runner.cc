@@ -4,6 +4,7 @@
 #include "src/instructions/step_runner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -59,13 +60,31 @@ class Counters {
   std::exception_ptr failure_;
 };
 
+// The clock that all threads share, which never goes back.
+int64_t clock_now() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// An entry for each instruction; each is its queue's to fill.
+std::vector<TimedWork> untimed(const Schedule& schedule) {
+  std::vector<TimedWork> times;
+  for (const Instruction& in : schedule.instructions)
+    times.push_back({.queue = in.queue, .name = in.name, .layer = in.layer, .number = in.id});
+  return times;
+}
+
 void run_queue(const Schedule& schedule, const std::vector<int>& list, Counters& counters,
-               const std::function<void(const Instruction&)>& compute) {
+               const std::function<void(const Instruction&)>& compute,
+               std::vector<TimedWork>& times) {
   try {
     for (const int place : list) {
       const Instruction& in = schedule.instructions[place];
+      TimedWork& time = times[place];
+      time.begin = clock_now();
       if (!counters.wait(in)) return;
+      time.waited = clock_now();
       compute(in);
+      time.end = clock_now();
       counters.raise(in);
     }
   } catch (...) {
@@ -73,30 +92,37 @@ void run_queue(const Schedule& schedule, const std::vector<int>& list, Counters&
   }
 }
 
-void run_threads(const Schedule& schedule, const std::vector<std::vector<int>>& lists,
-                 const std::function<void(const Instruction&)>& compute) {
+std::vector<TimedWork> run_threads(const Schedule& schedule,
+                                   const std::vector<std::vector<int>>& lists,
+                                   const std::function<void(const Instruction&)>& compute) {
+  std::vector<TimedWork> times = untimed(schedule);
   Counters counters(schedule);
   {
     std::vector<std::jthread> threads;
     for (const std::vector<int>& list : lists)
-      threads.emplace_back([&schedule, &list, &counters, &compute] {
-        run_queue(schedule, list, counters, compute);
+      threads.emplace_back([&schedule, &list, &counters, &compute, &times] {
+        run_queue(schedule, list, counters, compute, times);
       });
   }
   if (counters.failure()) std::rethrow_exception(counters.failure());
+  return times;
 }
 
 }  // namespace
 
-void run_step(const Schedule& schedule, const Interleaving& interleaving,
-              const std::function<void(const Instruction&)>& compute) {
+std::vector<TimedWork> run_step(const Schedule& schedule, const Interleaving& interleaving,
+                                const std::function<void(const Instruction&)>& compute) {
   const std::vector<std::vector<int>> lists = lists_of(schedule);
   if (!interleaving.seed && interleaving.begin.empty())
     return run_threads(schedule, lists, compute);
 
   Execution execution(schedule, lists);
+  std::vector<TimedWork> times = untimed(schedule);
   const auto run = [&](int queue) {
-    compute(schedule.instructions[execution.next(queue)]);
+    const int place = execution.next(queue);
+    times[place].begin = times[place].waited = clock_now();
+    compute(schedule.instructions[place]);
+    times[place].end = clock_now();
     execution.step(queue);
   };
   for (const int place : interleaving.begin) run(schedule.instructions[place].queue);
@@ -113,6 +139,7 @@ void run_step(const Schedule& schedule, const Interleaving& interleaving,
           left);
     run(ready[random() % ready.size()]);
   }
+  return times;
 }
 
 }  // namespace lockstep

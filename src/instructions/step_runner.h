@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "src/model/timeline.h"
 #include "src/schedule/schedule.h"
 
 namespace lockstep {
@@ -17,9 +18,10 @@ struct Interleaving {
 
 // Runs the instructions of a step by a function of each, which threads call at the same time unless
 // a seed or a beginning is given. Throws what the function throws, and Error when queues that are
-// no threads stand still. Returns when all have run. In threads, what an instruction wrote is seen
-// by all that wait for its counters; an order that is seeded is the same in every run.
-void run_step(const Schedule& schedule, const Interleaving& interleaving,
-              const std::function<void(const Instruction&)>& compute);
+// no threads stand still. Returns when all have run, with when each did. In threads, what an
+// instruction wrote is seen by all that wait for its counters; an order that is seeded is the same
+// in every run.
+std::vector<TimedWork> run_step(const Schedule& schedule, const Interleaving& interleaving,
+                                const std::function<void(const Instruction&)>& compute);
 
 }  // namespace lockstep

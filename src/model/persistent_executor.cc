@@ -19,9 +19,13 @@ struct StepMemory {
   StepMemory(const Model& model)
       : activations(model.config(), model.dtype(), model.device(), Activations::Lifetime::pass) {}
   Activations activations;
-  Tensor workspace;
+  Tensor workspace, timeline;
 };
-using StepMemories = std::map<int64_t, StepMemory>;
+// By the number of rows.
+struct StepMemories {
+  std::map<int64_t, StepMemory> of;
+  std::shared_ptr<Timeline> timeline;  // null: none was asked for
+};
 
 Tensor zeros(int64_t bytes, Device device) {
   const Tensor tensor({bytes}, DType::u8);
@@ -29,10 +33,40 @@ Tensor zeros(int64_t bytes, Device device) {
   return copy_on(device, tensor);
 }
 
+// The marks of one step, in the order of kDecodeMarks.
+using Marks = std::array<int64_t, kDecodeMarks.size()>;
+
+// The work of the multiprocessors, of marks as the launch leaves them. Marks of steps before, which
+// had more to do, are told apart by being older than this step's first one.
+std::vector<TimedWork> timed_work(const TensorView& home) {
+  const int64_t blocks = home.shape[0], layers = home.shape[1], parts = home.shape[2];
+  const auto* marks = home.as<Marks>();
+  // A block that has nothing of the first part marks when it came to it, too.
+  int64_t first = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = marks[block * layers * parts][0];
+    if (begin > 0 && (first == 0 || begin < first)) first = begin;
+  }
+  std::vector<TimedWork> all;
+  for (int64_t i = 0; i < blocks * layers * parts; ++i) {
+    const auto [begin, waited, end] = marks[i];
+    if (begin < first || begin == 0 || end <= begin) continue;
+    all.push_back({.queue = static_cast<int>(i / (layers * parts)),
+                   .name = std::string(kDecodeParts[i % parts]),
+                   .layer = static_cast<int>(i / parts % layers),
+                   .begin = begin,
+                   .waited = std::clamp(waited, begin, end),
+                   .end = end});
+  }
+  return all;
+}
+
 class PersistentExecutor : public PieceExecutor {
  public:
-  PersistentExecutor(const PassParts& pass, StepMemory& memory)
-      : PieceExecutor({pass.model, pass.batch, memory.activations, pass.probe}), memory_(memory) {
+  PersistentExecutor(const PassParts& pass, StepMemory& memory, std::shared_ptr<Timeline> timeline)
+      : PieceExecutor({pass.model, pass.batch, memory.activations, pass.probe}),
+        memory_(memory),
+        timeline_(std::move(timeline)) {
     a_.resize(batch_.size(), batch_.size());
     check(!probe_.writes(),
           "--executor persistent shows what it computed when all of it is, and something wants to "
@@ -128,6 +162,7 @@ class PersistentExecutor : public PieceExecutor {
     if (memory_.workspace.view().empty())
       memory_.workspace = zeros(decode_step_workspace(step_), model_.device());
     step_.workspace = memory_.workspace;
+    if (timeline_) keep_times();
     std::vector<DecodeLayer> layers = layers_;
     if (!taps_) {
       step_.embed_out = step_.final_norm_out = {};
@@ -140,6 +175,16 @@ class PersistentExecutor : public PieceExecutor {
     }
     step_.layers = layers;
     model_.fused().decode_step(model_.context(point("token")), step_);
+  }
+
+  void keep_times() {
+    const Shape shape = {kMostDecodeBlocks, std::ssize(layers_), std::ssize(kDecodeParts),
+                         std::ssize(kDecodeMarks)};
+    if (memory_.timeline.view().empty())
+      memory_.timeline =
+          zeros(shape.count() * size_of(DType::i64), model_.device()).part(0, shape, DType::i64);
+    step_.timeline = memory_.timeline;
+    timeline_->last = [kept = memory_.timeline] { return timed_work(copy_on(Device::cpu, kept)); };
   }
 
   void show_all() {
@@ -181,6 +226,7 @@ class PersistentExecutor : public PieceExecutor {
   }
 
   StepMemory& memory_;
+  std::shared_ptr<Timeline> timeline_;
   DecodeStep step_;
   std::vector<DecodeLayer> layers_;
   bool taps_ = false;
@@ -205,13 +251,15 @@ void check_model(const ModelConfig& config, DType dtype, const Ops& ops) {
 
 }  // namespace
 
-MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const Ops& ops) {
+MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const Ops& ops,
+                                  std::shared_ptr<Timeline> timeline) {
   check_model(config, dtype, ops);
   auto memories = std::make_shared<StepMemories>();
+  memories->timeline = std::move(timeline);
   return [memories](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
     if (!adds_one_each(pass.batch)) return make_own_executor(pass);
-    StepMemory& memory = memories->try_emplace(pass.batch.size(), pass.model).first->second;
-    return std::make_unique<PersistentExecutor>(pass, memory);
+    StepMemory& memory = memories->of.try_emplace(pass.batch.size(), pass.model).first->second;
+    return std::make_unique<PersistentExecutor>(pass, memory, memories->timeline);
   };
 }
 

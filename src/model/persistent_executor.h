@@ -1,6 +1,9 @@
 #pragma once
 
+#include <memory>
+
 #include "src/model/layer_executor.h"
+#include "src/model/timeline.h"
 
 namespace lockstep {
 
@@ -8,7 +11,9 @@ namespace lockstep {
 // (kernels/decode_step.h), and other passes as the model's own do. They show all points once the
 // launch is queued, with bits of their own: sums are in another order. Throws Error unless the
 // model is one that the launch is built for; an executor throws where a probe would change what it
-// is shown.
-MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const Ops& ops);
+// is shown. With a timeline the launch keeps when each multiprocessor did what, and graphs of it
+// too.
+MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const Ops& ops,
+                                  std::shared_ptr<Timeline> timeline = {});
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include <random>
 
 #include "kernels/base/check.h"
+#include "src/schedule/make_schedule.h"
 
 namespace lockstep {
 namespace {
@@ -146,12 +147,26 @@ std::vector<SelftestPlan::Case> long_cases(const SelftestPlan& plan, DType dtype
   return cases;
 }
 
+}  // namespace
+
+std::optional<InterpreterOptions> step_for(const ModelConfig& config,
+                                           const std::vector<FaultRequest>& faults) {
+  if (std::ranges::none_of(faults, [](const FaultRequest& fault) {
+        return fault_of(fault).seat == Fault::Seat::instructions;
+      }))
+    return std::nullopt;
+  return InterpreterOptions{make_schedule(scheduled_model(config), {.queues = 4, .kv_shares = 2})};
+}
+
+namespace {
+
 // A fault can be one that only some layers can have; it refuses the others itself.
 bool can_seed(const ModelConfig& config, const FaultRequest& request) {
   Ops ops = cpu_ops();
   Engine::Hooks hooks;
   try {
-    seed_fault({ops, hooks, config}, request);
+    std::optional<InterpreterOptions> step = step_for(config, {request});
+    seed_fault({ops, hooks, config, nullptr, nullptr, step ? &*step : nullptr}, request);
   } catch (const Error&) {
     return false;
   }
@@ -209,7 +224,7 @@ std::vector<int> SelftestPlan::fault_layers() const {
 std::vector<SelftestPlan::Case> SelftestPlan::fault_cases(DType dtype) const {
   std::vector<SelftestPlan::Case> cases;
   for (const Fault& fault : faults()) {
-    if (!fault.applies(config) || fault.seat != Fault::Seat::host) continue;
+    if (!fault.applies(config) || !can_have(fault.seat)) continue;
     for (int layer : fault.one_layer ? fault_layers() : std::vector<int>{-1})
       // Sizes end at the first 0; a fault without sizes has one run.
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {

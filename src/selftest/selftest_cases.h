@@ -2,6 +2,7 @@
 // so that a journal can say which of them are done.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,9 @@ struct SelftestPlan {
   // or of three with 400 each, where the model has as many positions.
   std::vector<Case> clean_cases(DType dtype) const;
 
-  // Every fault that the model can have, but those of graphs, in a dtype: faults of a layer in the
-  // first and the last one and, unless quick, in two between, where the layer can have it; faults
-  // that have sizes in each.
+  // Every fault that the model can have, of a seat that the runs can have, in a dtype: faults of a
+  // layer in the first and the last one and, unless quick, in two between, where the layer can have
+  // it; faults that have sizes in each.
   std::vector<Case> fault_cases(DType dtype) const;
 
   // The run that effects of known sizes are put in (detection.h): four requests, prompts and steps.
@@ -42,8 +43,19 @@ struct SelftestPlan {
   // Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
   std::vector<Case> several_cases(DType dtype, const std::vector<FaultRequest>& faults) const;
 
+  // Whether runs can have faults of that seat; instructions are computed on the CPU alone.
+  bool can_have(Fault::Seat seat) const {
+    return seat == Fault::Seat::host ||
+           (seat == Fault::Seat::instructions && device == Device::cpu);
+  }
+
   // The layers in which faults are seeded, ascending.
   std::vector<int> fault_layers() const;
 };
+
+// The interpreter of a run in which a fault of instructions is seeded: of a schedule of four
+// queues, with two shares of the pages to merge. Nothing where there is no such fault.
+std::optional<InterpreterOptions> step_for(const ModelConfig& config,
+                                           const std::vector<FaultRequest>& faults);
 
 }  // namespace lockstep

@@ -225,6 +225,7 @@ class Runner {
     JudgedRun judged{.checkpoint = run_.checkpoint,
                      .reference = run_.reference,
                      .engine = c.engine,
+                     .step = step_for(run_.checkpoint.config(), c.faults),
                      .requests = c.requests,
                      .faults = c.faults,
                      .judge = {.limits = run_.limits}};
@@ -235,7 +236,8 @@ class Runner {
     }
     std::unique_ptr<Oracle> oracle;
     std::optional<EffectMeter> meter;
-    if (c.faults.size() == 1 && OpWatch::possible(first_place(c.faults[0]))) {
+    // Instructions compute parts of rows, which nobody stands around.
+    if (c.faults.size() == 1 && !judged.step && OpWatch::possible(first_place(c.faults[0]))) {
       oracle = run_.reference.oracle(run_.checkpoint, reference_options(run_.reference, c.engine));
       meter.emplace(*oracle, c.engine.dtype, std::vector{first_place(c.faults[0])});
       judged.watch = &*meter;
@@ -254,7 +256,7 @@ class Runner {
     // more runs of the engine, which only a fault without a measured effect costs.
     if (meter && meter->effect() > 0)
       outcome.effect = meter->effect();
-    else if (c.faults.size() == 1 &&
+    else if (c.faults.size() == 1 && !judged.step &&
              fingerprint(run_.checkpoint, c, true) == fingerprint(run_.checkpoint, c, false))
       outcome.effect = 0;
     if (!result.first) return outcome;
@@ -281,7 +283,8 @@ std::vector<FaultRequest> for_several(const std::vector<SelftestPlan::Case>& cas
                                       const std::vector<Selftest::Outcome>& outcomes) {
   std::vector<FaultRequest> known;
   for (size_t i = 0; i < cases.size(); ++i)
-    if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0)
+    if (outcomes[i].first_exact && !outcomes[i].nonfinite && cases[i].faults[0].layer >= 0 &&
+        fault_of(cases[i].faults[0]).seat == Fault::Seat::host)
       known.push_back(cases[i].faults[0]);
   return known;
 }
@@ -293,10 +296,10 @@ Selftest::Outcome outcome_of(const Result& result) {
           .limit_ratio = result.limit_ratio};
 }
 
-std::vector<std::string> left_out(const ModelConfig& config) {
+std::vector<std::string> left_out(const SelftestPlan& plan) {
   std::vector<std::string> names;
   for (const Fault& fault : faults())
-    if (!fault.applies(config) || fault.seat != Fault::Seat::host)
+    if (!fault.applies(plan.config) || !plan.can_have(fault.seat))
       names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
   return names;
 }
@@ -373,7 +376,7 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
       if (of_traces[i] == dtype)
         std::ranges::move(check_trace(run.traces[i], run.checkpoint, run.limits),
                           std::back_inserter(test.traces));
-    test.left_out = left_out(run.plan.config);
+    test.left_out = left_out(run.plan);
   }
   return tests;
 }

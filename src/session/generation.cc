@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
+#include "src/session/instructions.h"
 #include "src/session/printer.h"
 #include "src/session/provenance.h"
 #include "src/session/record_before.h"
@@ -55,6 +56,7 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
     check(probe.failure().empty(), "{}", probe.failure());
     printer.print_new();
   }
+  write_timeline(session, options.model.instructions.timeline);
   if (capture) capture->finish(engine, probe);
   if (before) before->finish();
   if (options.audit) tell(auditor);

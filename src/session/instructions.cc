@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "src/instructions/interpreter.h"
 #include "src/model/persistent_executor.h"
+#include "src/report/output.h"
 #include "src/schedule/checker.h"
 #include "src/schedule/make_schedule.h"
 #include "src/schedule/schedule_json.h"
@@ -46,9 +47,13 @@ Interleaving interleaving_of(const std::string& text, const Schedule& schedule,
 }  // namespace
 
 void use_executor(const InstructionOptions& options, Session& session) {
+  check(options.timeline.empty() || (!options.executor.empty() && options.executor != "ops"),
+        "--timeline is of --executor instructions or persistent, found {}: add one or leave it out",
+        options.executor.empty() ? "neither" : options.executor);
+  if (!options.timeline.empty()) session.timeline = std::make_shared<Timeline>();
   if (options.executor == "persistent")
-    session.engine.make_executor =
-        persistent_executors(session.checkpoint.config(), session.engine.dtype, session.ops);
+    session.engine.make_executor = persistent_executors(
+        session.checkpoint.config(), session.engine.dtype, session.ops, session.timeline);
   const bool asked = options.executor == "instructions";
   check(
       asked || (options.step.empty() && options.interleave.empty() && options.queues == 0),
@@ -70,7 +75,17 @@ void use_executor(const InstructionOptions& options, Session& session) {
                            : read_schedule(options.step));
   const Interleaving interleaving =
       interleaving_of(options.interleave, *session.schedule, session.notes);
-  session.engine.make_executor = interpreter_of(config, {*session.schedule, interleaving});
+  session.step = {*session.schedule, interleaving, session.timeline};
+  session.engine.make_executor = interpreter_of(config, *session.step);
+}
+
+void write_timeline(const Session& session, const std::string& path) {
+  if (!session.timeline) return;
+  check(static_cast<bool>(session.timeline->last),
+        "--timeline {} wants a step, found none that one launch computed: a prompt is computed "
+        "otherwise, so ask for --max-new 2 or more",
+        path);
+  write_file(path, chrome_trace(session.timeline->last()));
 }
 
 void name_instructions(Result& result, const Schedule& schedule) {

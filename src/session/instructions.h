@@ -13,6 +13,10 @@ namespace lockstep {
 // session, and so lives as long as its engine.
 void use_executor(const InstructionOptions& options, Session& session);
 
+// Writes the timeline that the session has at its path, in which Perfetto shows it; nothing where
+// none was asked for. Throws Error where no step was computed that has one.
+void write_timeline(const Session& session, const std::string& path);
+
 // Adds to a result who wrote what is wrong: a note for each finding with an element, up to a few.
 void name_instructions(Result& result, const Schedule& schedule);
 

@@ -62,7 +62,11 @@ int64_t tokens_chosen(const Engine& engine) {
 
 void check_faults(const JudgedRun& run, bool clean_ops) {
   check(
-      run.faults.empty() || !run.engine.make_executor,
+      run.faults.empty() || !run.engine.make_executor ||
+          std::ranges::all_of(run.faults,
+                              [](const FaultRequest& fault) {
+                                return fault_of(fault).seat == Fault::Seat::instructions;
+                              }),
       "--fault seeds into whole ops, found an --executor that calls none of them whole: leave one "
       "out, or edit the schedule of --executor instructions");
   for (const FaultRequest& fault : run.faults)
@@ -77,7 +81,7 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 // Faults of kernels replace them on the device. Faults of the host or of ranks, and a watch, need
 // the numbers in host memory: then every op is staged through it.
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
-               Device device, OpWatch* watch, const RankSeams* ranks)
+               Device device, OpWatch* watch, const RankSeams* ranks, InterpreterOptions* step)
     : ops(std::move(of_device)),
       clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
         const Fault::Seat seat = fault_of(fault).seat;
@@ -85,7 +89,7 @@ Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const Mod
       })) {
   if (clean) {
     for (const FaultRequest& fault : faults)
-      seed_fault({ops, hooks, config, broken_ops_of(device), ranks}, fault);
+      seed_fault({ops, hooks, config, broken_ops_of(device), ranks, step}, fault);
     return;
   }
   const bool on_device = device != Device::cpu;
@@ -214,11 +218,17 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
   return judging;
 }
 
-// options: may be changed by a fault of a rank.
+// options: may be changed by a fault of a rank or of instructions.
 Seeded seeded_of(const JudgedRun& run, EngineOptions& options) {
   const Device device = options.device;
   const Ops ops = run.ops ? *run.ops : ops_of(device);
-  if (!run.ranks) return {ops, run.faults, run.checkpoint.config(), device, run.watch};
+  if (!run.ranks) {
+    const ModelConfig& config = run.checkpoint.config();
+    std::optional<InterpreterOptions> step = run.step;
+    Seeded seeded(ops, run.faults, config, device, run.watch, nullptr, step ? &*step : nullptr);
+    if (step) options.make_executor = interpreter_of(config, *std::move(step));
+    return seeded;
+  }
   const RankSeams seams = run.ranks->seams(options);
   return {
       ops,   faults_in_rank(run.faults, run.ranks->rank()), run.ranks->config(), device, run.watch,

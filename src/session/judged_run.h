@@ -39,6 +39,8 @@ struct JudgedRun {
   const Checkpoint& checkpoint;
   ReferenceLibrary& reference;
   EngineOptions engine;
+  // The options of the engine's executor where that is the interpreter of a schedule, for faults.
+  std::optional<InterpreterOptions> step = {};
   Ranked* ranks = nullptr;      // borrowed: rank 0 of a model over ranks; null: it is over none
   std::optional<Ops> ops = {};  // nothing: those of the engine's device
   std::vector<Request> requests;
@@ -65,9 +67,10 @@ struct Seeded {
   Engine::Hooks hooks;
   bool clean = false;  // they are all the device's own, bugs included, and can be in graphs
 
-  // watch, ranks: borrowed, may be null.
+  // watch, ranks, step: borrowed, may be null.
   Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
-         Device device = Device::cpu, OpWatch* watch = nullptr, const RankSeams* ranks = nullptr);
+         Device device = Device::cpu, OpWatch* watch = nullptr, const RankSeams* ranks = nullptr,
+         InterpreterOptions* step = nullptr);
 };
 
 // The faults that are seeded into one rank.

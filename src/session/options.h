@@ -22,6 +22,7 @@ struct InstructionOptions {
   int queues = 0;          // of a schedule that is made; 0: some
   std::string step;        // path of a schedule; empty: one is made
   std::string interleave;  // a seed, or "adversarial"; empty: queues are threads
+  std::string timeline;    // path of what the last step did when; empty: not asked for
 };
 
 // The options of everything that runs a model. Texts are as they were typed, and checked where they

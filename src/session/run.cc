@@ -49,6 +49,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       .checkpoint = session.checkpoint,
       .reference = reference,
       .engine = seat ? engine_of_rank(session.engine, seat->ranks()) : session.engine,
+      .step = session.step,
       .ranks = ranked ? &*ranked : nullptr,
       .ops = session.ops,
       .requests = session.requests,
@@ -106,6 +107,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
                       ? run_beside(options, session, progress, provenance, seat)
                       : run_in_modes(options, session, progress, provenance, seat);
   result.notes.insert(result.notes.end(), session.notes.begin(), session.notes.end());
+  write_timeline(session, options.model.instructions.timeline);
   if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);
   if (exit_status(result) != 0) return result;

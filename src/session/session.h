@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "src/engine/engine.h"
+#include "src/instructions/interpreter.h"
+#include "src/model/timeline.h"
 #include "src/schedule/schedule.h"
 #include "src/session/options.h"
 #include "src/weights/tokenizer.h"
@@ -23,6 +25,8 @@ struct Session {
   std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
   std::string user_ops_file;
   std::shared_ptr<const Schedule> schedule;  // by which passes are computed; null: by none
+  std::optional<InterpreterOptions> step;    // of that schedule
+  std::shared_ptr<Timeline> timeline;        // of the last step; null: not asked for
   std::vector<std::string> notes;            // on how it was opened, for the result of a run
 
   // The text of token ids; empty without a tokenizer.

@@ -39,7 +39,7 @@ MAY_INCLUDE = {
     "src/ranks/judge": JUDGE | WEIGHTS | {"src/ranks"},
     # The way between the ranks, by LibTorch.
     "src/collectives": BASE | {"src/ranks"},
-    "src/faults": MODEL | {"src/engine", "src/ranks"},
+    "src/faults": MODEL | {"src/engine", "src/instructions", "src/ranks", "src/schedule"},
     "src/stats": BASE | {"probes"},
     "src/judge": TRACES | {"src/stats"},
     "src/audit": JUDGE,

@@ -116,6 +116,46 @@ TEST_F(Interpreter, ShowsAPartialResultThatIsLeftOut) {
   EXPECT_NE(left_out.out.find("(attention_reduction, layer 2"), std::string::npos) << left_out.out;
 }
 
+// The trace of a step has each instruction as a slice of its queue's row, in the order of the
+// queue, and what it waited within.
+TEST_F(Interpreter, WritesWhenEachInstructionRan) {
+  const std::string trace = temp_path("step.trace.json");
+  const std::string generate = "generate --max-new 2 --prompt KING" + model("bard-qwen3");
+  for (const char* more : {"", " --interleave 3"}) {
+    const Outcome made =
+        call_lockstep(generate + " --executor instructions --queues 3 --timeline " + trace + more);
+    ASSERT_EQ(made.status, 0) << made.err;
+    ASSERT_EQ(call_lockstep("schedule --queues 3 --json " + path_ + model("bard-qwen3")).status, 0);
+    const Json schedule = Json::parse(text_of(path_));
+    std::map<int, std::vector<Json>> rows;
+    const Json written = Json::parse(text_of(trace));
+    for (const Json& event : written.at("traceEvents"))
+      if (event.at("ph") == "X") rows[event.at("tid")].push_back(event);
+    ASSERT_EQ(rows.size(), 3U);
+    size_t seen = 0;
+    for (const auto& [queue, events] : rows) {
+      double end = 0;
+      for (const Json& event : events) {
+        const double begin = event.at("ts"), length = event.at("dur");
+        if (event.at("name") == "wait") {
+          EXPECT_LE(begin + length, end + 1e-9) << event;
+          continue;
+        }
+        const Json& in = schedule["instructions"][event.at("args").at("instruction").get<int>()];
+        EXPECT_EQ(in[1], queue);
+        EXPECT_EQ(event.at("name"), in[2]);
+        EXPECT_GE(begin, end - 1e-9) << event;
+        end = begin + length;
+        ++seen;
+      }
+    }
+    EXPECT_EQ(seen, schedule["instructions"].size());
+  }
+  std::remove(trace.c_str());
+  EXPECT_NE(trouble_of(generate + " --timeline " + trace).find("--executor instructions"),
+            std::string::npos);
+}
+
 TEST_F(Interpreter, RefusesWhatItCannotCompute) {
   const std::string of_model = "run --max-new 2" + model("bard-qwen3") + kPrompts;
   EXPECT_NE(trouble_of(of_model + "--modes all").find("an --executor that"), std::string::npos);

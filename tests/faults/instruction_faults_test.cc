@@ -1,0 +1,146 @@
+// Who sees which bug of a step that is a list of instructions: the checker, without a run; the
+// judge, in a run of the list; and the timeline of that run, in which an instruction begins before
+// what it reads has ended. Where one of them cannot see a bug, it must say that all is well.
+#include <gtest/gtest.h>
+
+#include <ranges>
+#include <set>
+
+#include "src/faults/faults.h"
+#include "src/schedule/checker.h"
+#include "src/schedule/make_schedule.h"
+#include "tests/judged.h"
+
+namespace lockstep {
+namespace {
+
+const Checkpoint& bard() {
+  static const Checkpoint open = Checkpoint::open(data_path("bard-qwen3"));
+  return open;
+}
+
+InterpreterOptions right_step(int queues = 4) {
+  return {make_schedule(scheduled_model(bard().config()), {.queues = queues, .kv_shares = 2})};
+}
+
+InterpreterOptions seeded(const std::string& fault) {
+  InterpreterOptions step = right_step();
+  Ops ops = cpu_ops();
+  Engine::Hooks hooks;
+  seed_fault({ops, hooks, bard().config(), nullptr, nullptr, &step}, parse_fault(fault));
+  return step;
+}
+
+Result judged_step(const InterpreterOptions& step, const std::vector<FaultRequest>& faults) {
+  std::vector<Request> requests = {
+      {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 3},
+      {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 3}};
+  EngineOptions engine{.dtype = DType::bf16, .page_size = 8, .page_order_seed = 3, .chunk = 16};
+  engine.pages = pages_for(requests, engine.page_size);
+  return judge_run({.checkpoint = bard(),
+                    .reference = open_reference(),
+                    .engine = engine,
+                    .step = step,
+                    .requests = requests,
+                    .faults = faults,
+                    .audit = false,
+                    .causes = false});
+}
+
+// Whether an instruction began before one had ended that the list has it wait for, by its spans.
+bool shows_early_begin(const InterpreterOptions& step) {
+  const std::vector<TimedWork> times = step.timeline->last();
+  const std::vector<Instruction>& all = step.schedule.instructions;
+  for (size_t reader = 0; reader < all.size(); ++reader)
+    for (const Span& read : all[reader].reads)
+      for (size_t writer = 0; writer < all.size(); ++writer)
+        for (const Span& written : all[writer].writes)
+          if (writer != reader && read.tensor == written.tensor && read.begin < written.end &&
+              written.begin < read.end && times[reader].waited < times[writer].end)
+            return true;
+  return false;
+}
+
+struct Sees {
+  const char* fault;
+  const char* checker;  // the kind of its first finding; "": none
+  const char* judge;    // the first point, in layer 1
+  bool timeline;        // an instruction that began too early
+};
+const Sees kSees[] = {
+    {"step-target-less", "early read", "attn.o", true},
+    {"step-wait-left-out", "early read", "mlp.gate", true},
+    {"step-block-missing", "missing", "mlp.gate", false},
+    {"step-neighbours-rows", "missing", "mlp.down", false},
+    {"step-wrong-layer", "missing", "attn.out", true},
+    {"step-other-kv-head", "other rows", "attn.out", false},
+    {"step-merge-base-e", "", "attn.out", false},
+    {"step-merge-without-most", "", "attn.out", false},
+    {"step-last-share-left-out", "early read", "attn.out", false},
+    {"step-append-behind", "", "attn.kv", false},
+    {"step-norm-over-block", "", "attn.q_norm", false},
+};
+
+// A fault that is put into the catalogue has to have a row in the table above.
+TEST(InstructionFaults, AreSeenByWhoTheTableSays) {
+  std::set<std::string_view> tried;
+  for (const Sees& row : kSees) {
+    SCOPED_TRACE(row.fault);
+    tried.insert(row.fault);
+    const std::string fault = std::string(row.fault) + "@layer=1";
+    InterpreterOptions step = seeded(fault);
+    const ScheduleCheck checked = check_schedule(step.schedule);
+    const std::string first =
+        checked.findings.empty() ? "" : std::string(name_of(checked.findings[0].fault));
+    EXPECT_EQ(first, row.checker);
+
+    step = right_step();
+    step.timeline = std::make_shared<Timeline>();
+    const Result result = judged_step(step, {parse_fault(fault)});
+    ASSERT_TRUE(result.first) << result.story;
+    EXPECT_EQ(result.first->node.place.point->name, row.judge) << result.story;
+    EXPECT_EQ(result.first->node.place.layer, 1) << result.story;
+    // The run's own list is the edited one, in the same places.
+    step.schedule = seeded(fault).schedule;
+    if (step.schedule.instructions.size() == step.timeline->last().size()) {
+      EXPECT_EQ(shows_early_begin(step), row.timeline);
+    }
+  }
+  for (const Fault& fault : faults())
+    EXPECT_EQ(fault.seat == Fault::Seat::instructions, tried.contains(fault.name)) << fault.name;
+}
+
+TEST(InstructionFaults, ARightStepIsClean) {
+  InterpreterOptions step = right_step();
+  step.timeline = std::make_shared<Timeline>();
+  EXPECT_TRUE(check_schedule(step.schedule).findings.empty());
+  const Result result = judged_step(step, {});
+  EXPECT_FALSE(result.first) << result.story;
+  EXPECT_FALSE(shows_early_begin(step));
+}
+
+// A wait for more than is ever raised is the checker's, and refused where it would be run; a block
+// that is computed twice alike is the checker's alone.
+TEST(InstructionFaults, SomeAreTheCheckersAlone) {
+  InterpreterOptions more = right_step(), twice = right_step();
+  for (Instruction& in : more.schedule.instructions)
+    if (in.opcode == Opcode::o_residual && in.layer == 1) ++in.waits[0].value;
+  EXPECT_EQ(check_schedule(more.schedule).findings[0].fault, ScheduleCheck::Fault::unreachable);
+  EXPECT_THROW(judged_step(more, {}), Error);
+  const auto block = std::ranges::find(twice.schedule.instructions, Opcode::norm_gate_up_silu,
+                                       &Instruction::opcode);
+  Instruction again = *block;
+  again.raises.clear();
+  twice.schedule.instructions.push_back(again);
+  EXPECT_EQ(check_schedule(twice.schedule).findings[0].fault, ScheduleCheck::Fault::repeated);
+  EXPECT_FALSE(judged_step(twice, {}).first);
+}
+
+TEST(InstructionFaults, WantAListOfInstructions) {
+  Ops ops = cpu_ops();
+  Engine::Hooks hooks;
+  EXPECT_THROW(seed_fault({ops, hooks, bard().config()}, {.name = "step-append-behind"}), Error);
+}
+
+}  // namespace
+}  // namespace lockstep
