@@ -40,12 +40,18 @@ class RanksParted : public Error {
   CollectiveCall call;  // what rank 0 called
 };
 
+// Tells a rank's next call to the others, and returns those of all, by rank.
+using TellCall = std::function<std::vector<CollectiveCall>(const CollectiveCall&)>;
+// By an all-gather, where ranks have no memory in common.
+TellCall told_by(Collectives& collectives);
+
 // Calls the collectives, after the ranks have told each other which one it is. Counts them.
 class AgreedCalls {
  public:
-  // Both are borrowed. waits is called before and after each, and may be empty.
-  AgreedCalls(Collectives& collectives, std::function<void(const CollectiveCall*)> waits)
-      : collectives_(collectives), waits_(std::move(waits)) {}
+  // collectives: borrowed. waits is called before and after each, and may be empty.
+  AgreedCalls(Collectives& collectives, TellCall tell,
+              std::function<void(const CollectiveCall*)> waits)
+      : collectives_(collectives), tell_(std::move(tell)), waits_(std::move(waits)) {}
 
   // All of a table; this must outlive it. Its calls throw RanksParted.
   Exchange table();
@@ -58,6 +64,7 @@ class AgreedCalls {
             const std::function<void()>& run);
 
   Collectives& collectives_;
+  TellCall tell_;
   std::function<void(const CollectiveCall*)> waits_;
   int64_t calls_ = 0, bytes_ = 0;
 };

@@ -43,7 +43,11 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
   }
   collectives_ = library.meet(meeting);
   seat.does(RankDoes::loads);
-  agreed_.emplace(*collectives_, [&seat](const CollectiveCall* call) { seat.waits_in(call); });
+  // Ranks of one process have memory in common, by which they agree in a microsecond.
+  TellCall tell = [&seat](const CollectiveCall& call) { return seat.tell(call); };
+  if (seat.elsewhere()) tell = told_by(*collectives_);
+  agreed_.emplace(*collectives_, tell,
+                  [&seat](const CollectiveCall* call) { seat.waits_in(call); });
   parts_.exchange = agreed_->table();
 }
 

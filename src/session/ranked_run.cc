@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
+#include "src/session/collectives_library.h"
 #include "src/session/device.h"
 #include "src/session/judged_run.h"
 #include "src/session/modes.h"
@@ -186,6 +187,9 @@ int run_over_ranks(const RunOptions& options, const std::optional<Rendezvous>& e
     const std::optional<Result> result = run_rank(options, command_line, seat);
     return result ? show(*result) : 0;
   };
+  // Half of a short run is the opening of LibTorch, which starts no thread: ranks on CPUs are forks
+  // of a process that has done it once. That of a GPU is each rank's own.
+  if (!elsewhere && options.model.device == "cpu") open_collectives(DeviceKind::cpu);
   if (!elsewhere) return run_ranks(ranks, patience, body);
   const milliseconds later = patience + milliseconds(5000);  // first it says itself what it misses
   return join_ranks(static_cast<int>(options.rank), ranks, *elsewhere, later, body);

@@ -79,4 +79,4 @@ for options, says in [(["--modes", "pages"], "add the mode tp"), (["--confirm"],
     check.that(status == 2 and says in err.lower() and err.count("\n") == 1, f"{options}: {err}")
 result, status, err = run("bard-qwen3", *ROWS)
 check.that(status == 2 and "--tp" in err and err.count("\n") == 1, f"rows without ranks: {err}")
-check.end(72)
+check.end(67)

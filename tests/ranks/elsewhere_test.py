@@ -124,7 +124,8 @@ def killed():
 
 with concurrent.futures.ThreadPoolExecutor(2) as pool:
     alone, *_ = run(MODEL, "--dtype", "fp32")
-    jobs = [pool.submit(meets, "flags", rank, alone), pool.submit(meets, "torchrun", torchrun, alone),
+    jobs = [pool.submit(meets, "flags", rank, alone),
+            pool.submit(meets, "torchrun", torchrun, alone),
             pool.submit(nobody), pool.submit(port_in_use), pool.submit(killed),
             pool.submit(other, "other options", [
                 "rank 1 was not started as rank 0 was: its page_size is '8', rank 0's is '16'"],

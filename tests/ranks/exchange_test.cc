@@ -36,7 +36,7 @@ class ExchangeTest : public testing::Test {
  protected:
   void reduce() { agreed_.table().all_reduce({.layer = 3, .point = "attn.o"}, sum_); }
   Peer peer_;
-  AgreedCalls agreed_{peer_, {}};
+  AgreedCalls agreed_{peer_, told_by(peer_), {}};
   Tensor sum_{Shape{2, 4}, DType::bf16};
 };
 

@@ -22,8 +22,8 @@ CASES = [
     ("rank-all-reduce-for-scatter@layer=1", 2, ROWS, "attn.o", 1, "rank 1", "attn.o", {}),
     ("rank-all-reduce-for-scatter@layer=1,rank=1", 2, ROWS, "attn.o", 1,
      "rank 1 calls the all-reduce of layer 1 attn.o", "attn.o", {}),
-    ("rank-bias-added-by-each", 2, ["--model", DATA / "tiny/qwen3-bias-mqa"], "attn.o_partial", 0,
-     "rank 1", "attn.o", {}),
+    ("rank-bias-added-by-each", 2, [], "attn.o_partial", 0, "rank 1", "attn.o",
+     {"model": "tiny/qwen3-bias-mqa"}),
     ("rank-rows-of-another", 2, [], "mlp.gate", 0, "rank 1", "mlp.gate", {}),
     ("rank-kv-heads-dealt", 4, [], "attn.k", 0, "rank 1", "attn.k", {}),
     ("rank-vocabulary-off-by-one", 2, [], "embed.partial", None, "rank", "embed", {}),
@@ -60,14 +60,13 @@ def judged_later(what, model, trace, place, says):
 
 with tempfile.TemporaryDirectory() as folder:
     for number, (fault, ranks, options, point, layer, words, mode_point, more) in enumerate(CASES):
-        model = options[1] if "--model" in options else TINY
-        shared = options if options == ROWS else []
+        model = more.get("model", TINY)
         trace = f"{folder}/{number}.trace"
         keep = ["--keep", "full", "--trace", trace] if "kept" in more else []
         for who, asked in (("the judge", keep), ("the mode tp", ["--modes", "tp"])):
             of_mode = who == "the mode tp"
-            what = f"{fault} {' '.join(shared)}: {who}"
-            result, status, err = run(model, "--tp", ranks, "--fault", fault, *shared, *asked)
+            what = f"{fault} {' '.join(options)}: {who}"
+            result, status, err = run(model, "--tp", ranks, "--fault", fault, *options, *asked)
             first = result["first"] if result else None
             check.that(status == 1 and first is not None, f"{what}: status {status}, {err}")
             if not first:
@@ -83,7 +82,7 @@ with tempfile.TemporaryDirectory() as folder:
             if "like" in more:
                 causes = [cause["says"] for at in result["points"] for cause in at["looks_like"]]
                 check.that(any(more["like"] in says for says in causes), f"{what}: like {causes}")
-            # What rank 1 made of its stale norm is right, given what it read: nobody else is blamed.
+            # What rank 1 made of its stale norm is right, given what it read: no other is blamed.
             if "alone" in more:
                 places = {(f["layer"], f["point"]) for f in result["findings"]}
                 check.that(places == more["alone"], f"{what} blames {places}")

@@ -1,5 +1,5 @@
-// A user's op on fp32 that stands still: at its load (GATE_AT=load), in an op of every rank (ops), or
-// of the one that comes first (op). Who stands says so by a file GATE.PID, and goes on never.
+// A user's op on fp32 that stands still: at its load (GATE_AT=load), in an op of every rank (ops),
+// or of the one that comes first (op). Who stands says so by a file GATE.PID, and goes on never.
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>

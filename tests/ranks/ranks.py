@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-LOCKSTEP, DATA = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+LOCKSTEP, DATA = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 PROMPTS = ["--tokens", "5,17,300,2,31,90,44", "--tokens", "7,8"]
 
 

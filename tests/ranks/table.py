@@ -1,5 +1,5 @@
-"""Every model of the test data over 1 to 4 ranks, in three dtypes, beside the goldens: not among the
-tests, for it takes minutes. `python table.py LOCKSTEP DATA [JOBS]` prints a table.
+"""Every model of the test data over 1 to 4 ranks, in three dtypes, beside the goldens: not among
+the tests, for it takes minutes. `python table.py LOCKSTEP DATA [JOBS]` prints a table.
 
 A cell is "ok": clean, every node judged, and in fp32 the tokens of the golden file, which Hugging
 Face chose; "=" where the tokens of another dtype are those of one rank, "~" where one differs, as
@@ -55,7 +55,8 @@ def cell(model, golden, dtype, ranks, options):
 
 
 models = [(f"bard-{name}", f"bard-{name}", "") for name in ("qwen3", "qwen2.5")]
-models += [(f"tiny/{path.name}", "tiny", f"{path.name}/") for path in sorted((DATA / "tiny").iterdir())
+models += [(f"tiny/{path.name}", "tiny", f"{path.name}/")
+           for path in sorted((DATA / "tiny").iterdir())
            if path.is_dir()]
 jobs = {}
 with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
