@@ -150,6 +150,15 @@ class Filler {
   Budget budget_;
 };
 
+// The spacing, of numbers from 1 to 2, of those that a product's operands are rounded to; 0: they
+// are not.
+double spacing_of_operands(RoundingContract contract) {
+  if (contract == RoundingContract::operands_bf16) return 0x1p-7;
+  const bool eleven_bits =
+      contract == RoundingContract::tf32 || contract == RoundingContract::operands_fp16;
+  return eleven_bits ? 0x1p-10 : 0;
+}
+
 }  // namespace
 
 // The part that each kind of op adds is in src/judge/ops, one file a kind.
@@ -165,6 +174,8 @@ Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements
 
 Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   using enum RoundingContract;
+  const bool reads_fp16 =
+      e.contract == operands_fp16 || e.contract == cache_fp16 || e.contract == flash_fp16;
   Turned turned;
   const auto add = [&](double moved, double times = 1) {
     turned.most += moved * times;
@@ -181,12 +192,17 @@ Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   // the other way moves the element by p (v - o), a weight by p v less p o.
   if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
     const double score = e.score[i / e.shape.last()];
-    const double of_scores = squared(ulp(score, dtype)) / 6 * e.spread_squares[i];
+    const DType inside = reads_fp16 ? DType::f16 : dtype;
+    const double of_scores = squared(ulp(score, inside)) / 6 * e.spread_squares[i];
     const double of_weights =
-        squared(2 * unit_roundoff(dtype)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);
+        squared(2 * unit_roundoff(inside)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);
     turned.variance += of_scores + of_weights;
     turned.most += kCarriedDeviations * std::sqrt(of_scores + of_weights);
   }
+  // An operand of a product may be rounded the other way. Of S = sum |a||w| one term may be nearly
+  // all, whose operand the whole row has in common.
+  if (const double spacing = spacing_of_operands(e.contract); spacing > 0 && e.score.empty())
+    add(spacing * e.magnitude[i]);
   const bool sums_up = e.steps.empty() && e.score.empty() && !e.magnitude.empty();
   if (sums_up && (e.contract == hf || e.contract == products_rounded))  // of experts
     add(ulp(e.magnitude[i], dtype), static_cast<double>(e.terms));

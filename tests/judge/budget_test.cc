@@ -191,6 +191,21 @@ TEST(Budget, OfWeightsOfExperts) {
   EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-48 / 12 + std::pow((3 + 0.3 * (3 + 4)) * kU * 0.75, 2));
 }
 
+// Operands that are known but for an error may be rounded to tf32 the other way.
+TEST(Budget, OfOperandsThatAreNotKnownHoldsTheirRoundings) {
+  Exact exact{.shape = {1, 2}, .want = {1.0, -2.0}, .terms = 9, .magnitude = {12, 3}};
+  const std::vector<double> variance = {1e-16, 1e-16};
+  const auto limit_of = [&](RoundingContract contract) {
+    exact.contract = contract;
+    Budget b = budget_of(OpKind::linear, exact, DType::f32);
+    widen(b, exact, 0, variance, DType::f32);
+    return b.limit[0];
+  };
+  using enum RoundingContract;
+  EXPECT_NEAR(limit_of(tf32) - limit_of(fused), 12 * 0x1p-10, 1e-9);
+  EXPECT_NEAR(limit_of(operands_bf16) - limit_of(fused), 12 * 0x1p-7, 1e-9);
+}
+
 TEST(Budget, OfExpertsIsThatOfALinearOp) {
   const Exact exact{.shape = {1, 2}, .want = {1.0, -2.0}, .terms = 9, .magnitude = {10, 3}};
   const Budget linear = budget_of(OpKind::linear, exact, DType::bf16);

@@ -46,7 +46,8 @@ class Judged(unittest.TestCase):
                 (QWEN3, "norm-fused", ["modules"], (True, False)),
                 (QWEN25, "add-norm-fused", ["six"], (True,)),
                 (QWEN3, "attention-flash", ["modules"], (True,)),
-                (FP32, "attention-split-kv", ["six"], (False,))):
+                (FP32, "attention-split-kv", ["six"], (False,)),
+                (FP32, "linear-tf32-declared", ["six"], (True,))):
             self.check(setting, VARIANTS[name], selections, {CLEAN}, ways)
 
     def test_bugs_are_named_by_the_first_region_that_holds_them(self):
