@@ -32,9 +32,9 @@ void check_argmax(TensorView out, TensorView logits, DeviceKind device) {
   check_storage(kOp, logits.dtype);
   check_rank(kOp, "logits", logits, 2);
   const int64_t vocab = logits.shape[1];
-  check(vocab > 0 && vocab <= INT32_MAX,
-        "argmax wants between 1 and {} logits a token, found the shape {}", INT32_MAX,
-        logits.shape.text());
+  if (vocab <= 0 || vocab > INT32_MAX)
+    fail("argmax wants between 1 and {} logits a token, found the shape {}", INT32_MAX,
+         logits.shape.text());
   check_tensor(kOp, "logits", logits, logits.dtype, logits.shape, device);
   check_tensor(kOp, "out", out, DType::i32, {logits.rows()}, device);
 }

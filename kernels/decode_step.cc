@@ -19,9 +19,9 @@ constexpr std::array<Heads, 4> kBuilt = {{{128, 2}, {128, 4}, {64, 3}, {64, 7}}}
 constexpr size_t kMostLayers = 64;
 
 void check_tensor(const TensorView& tensor, std::string_view name, const Shape& shape) {
-  check(!tensor.empty() && tensor.dtype == DType::bf16 && tensor.shape == shape,
-        "decode_step wants {} of {} in bf16, found {} in {}", name, shape.text(),
-        tensor.empty() ? "none" : tensor.shape.text(), name_of(tensor.dtype));
+  if (tensor.empty() || tensor.dtype != DType::bf16 || tensor.shape != shape)
+    fail("decode_step wants {} of {} in bf16, found {} in {}", name, shape.text(),
+         tensor.empty() ? "none" : tensor.shape.text(), name_of(tensor.dtype));
 }
 
 void check_layer(const DecodeLayer& l, const DecodeStep& s) {

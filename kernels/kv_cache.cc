@@ -15,7 +15,8 @@ void check_kv_cache(std::string_view op, const KvCache& cache, DeviceKind device
   check_rank(op, "the K cache", cache.k, 4);
   check_tensor(op, "the K cache", cache.k, cache.k.dtype, cache.k.shape, device);
   check_tensor(op, "the V cache", cache.v, cache.k.dtype, cache.k.shape, device);
-  check(cache.page_size() > 0 && cache.k.shape[2] > 0 && cache.k.shape[3] > 0,
+  if (cache.page_size() <= 0 || cache.k.shape[2] <= 0 || cache.k.shape[3] <= 0)
+    fail(
         "{} wants pages of at least one element, found a cache of shape {}: use a page size of 1 "
         "or more",
         op, cache.k.shape.text());

@@ -14,8 +14,9 @@ void check_matmul(TensorView out, TensorView x, const WeightView& of, TensorView
   check_rank(kOp, "x", x, 2);
   check_rank(kOp, "weight", weight, 2);
   const int64_t tokens = x.rows(), n = weight.rows(), k = x.shape[1];
-  check(k > 0, "matmul wants x with a last axis of at least 1 element, found the shape {}",
-        x.shape.text());
+  if (k <= 0)
+    fail("matmul wants x with a last axis of at least 1 element, found the shape {}",
+         x.shape.text());
   check_tensor(kOp, "x", x, x.dtype, x.shape, device);
   check_tensor(kOp, "weight", weight, x.dtype, {n, k}, device);
   check_tensor(kOp, "out", out, x.dtype, {tokens, n}, device);

@@ -50,9 +50,9 @@ struct RmsNormKernel {
 void check_rms_norm(TensorView out, TensorView x, TensorView weight) {
   constexpr auto kOp = "rms_norm";
   check_storage(kOp, x.dtype);
-  check(x.shape.rank() >= 1 && x.shape.last() > 0,
-        "rms_norm wants x with a last axis of at least 1 element, found the shape {}: reshape it",
-        x.shape.text());
+  if (x.shape.rank() < 1 || x.shape.last() <= 0)
+    fail("rms_norm wants x with a last axis of at least 1 element, found the shape {}: reshape it",
+         x.shape.text());
   check_tensor(kOp, "x", x, x.dtype, x.shape, x.device.kind);
   check_tensor(kOp, "weight", weight, x.dtype, {x.shape.last()}, x.device.kind);
   check_tensor(kOp, "out", out, x.dtype, x.shape, x.device.kind);

@@ -69,8 +69,18 @@ NearTies near_ties(const at::Tensor& z, const at::Tensor& most, const at::Tensor
   return ties;
 }
 
+bool stores_weights(RoundingContract contract) {
+  return contract == RoundingContract::eager || contract == RoundingContract::eager_query_rounded;
+}
+
 bool rounds_scores(RoundingContract contract) {
-  return contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
+  return stores_weights(contract) || contract == RoundingContract::scores_rounded;
+}
+
+// Whether the query is scaled and stored before it is multiplied by the keys.
+bool scales_query(RoundingContract contract) {
+  return contract == RoundingContract::query_rounded ||
+         contract == RoundingContract::eager_query_rounded;
 }
 
 // Whether the query is rounded to fp16, and whether K and V are.
@@ -171,19 +181,23 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
 
   const Grid grid = Grid::of(call.dtype);
-  const at::Tensor product = grid.rounded(raw);
+  // A query that was scaled before leaves nothing to do after the product, and no rounding.
+  const double after = scales_query(call.contract) ? 1 : scale;
+  const at::Tensor stored = raw * (scale / after), size = sizes * (scale / after);
+  const at::Tensor product = grid.rounded(stored);
   const NearTies of_product =
-      near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
-  const at::Tensor scaled = product * scale, scores = grid.rounded(scaled);
+      near_ties(stored, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u), grid);
+  const at::Tensor scaled = product * after, scores = grid.rounded(scaled);
   const NearTies of_scaled = near_ties(scaled, scaled.abs() * (2 * u), scaled.abs() * u, grid);
   Weights w{.p = softmax(scores)};
   // A product that is rounded the other way may round its scaled score the other way too.
-  const at::Tensor again =
-      at::where(of_product.step > 0, grid.spacing(scaled), at::zeros({}, scaled.options()));
-  const at::Tensor move = of_product.step * scale + again + of_scaled.step;
+  at::Tensor move = of_product.step * after + of_scaled.step;
+  if (!scales_query(call.contract))
+    move = move +
+           at::where(of_product.step > 0, grid.spacing(scaled), at::zeros({}, scaled.options()));
   w.moved = w.p * move;
   w.moved_squares = (of_product.chance + of_scaled.chance) * w.moved.square();
-  if (call.contract != RoundingContract::eager) return w;
+  if (!stores_weights(call.contract)) return w;
   round_weights(w, move, move / 3, grid);
   return w;
 }
@@ -392,7 +406,7 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   const double scale = scale_of(query);
   const Grid fp16 = Grid::of(DType::f16);
   at::Tensor q = query, k = keys, v = values;
-  if (call.contract == RoundingContract::query_rounded)
+  if (scales_query(call.contract))
     // Divided again, since weights_of() scales every query.
     q = Grid::of(call.dtype).rounded(query * scale) / scale;
   if (rounds_query(call.contract)) q = fp16.rounded(query);

@@ -311,7 +311,9 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(silu) : silu;
   Exact result = exact(inner * up, call.contract);
   result.factor = to_numbers(up);
-  if (rounds_as_hf(call)) result.steps = {{to_numbers(silu), result.factor, {}}};
+  result.magnitude = to_numbers((gate * up).abs());
+  if (rounds_as_hf(call))
+    result.steps = {{to_numbers(silu), result.factor, to_numbers(gate.abs())}};
   return result;
 }
 

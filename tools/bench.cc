@@ -18,7 +18,7 @@ int bench_command(Args args) {
       "and after; on a machine that does other work too, repeat until it holds still.",
       "lockstep bench"};
   std::string shape = "all", format = "table", device = "cpu";
-  int threads = 0;
+  int threads = 0, ranks = 1;
   bool judging = false;
   std::vector<std::string> shapes = {"all"};
   for (const BenchShape& known : bench_shapes()) shapes.emplace_back(known.name);
@@ -27,15 +27,22 @@ int bench_command(Args args) {
   add_threads_option(app, threads);
   add_device_option(app, device);
   app.add_flag("--judging", judging, "measure what judging costs instead");
+  app.add_option("--tp", ranks, "share one shape among that many ranks, beside one rank")
+      ->type_name("N")
+      ->check(CLI::Range(2, 64))
+      ->excludes("--judging")
+      ->excludes("--threads");
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep bench\n"
              "  lockstep bench --device cuda --shape qwen3-0.6b\n"
              "  lockstep bench --judging --device cuda --shape qwen3-0.6b\n"
+             "  lockstep bench --tp 2 --device cuda --shape qwen3-8b\n"
              "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
     return 0;
-  const std::vector<Figure> figures = measure(shape, open_device(device), threads, judging);
-  print(text_of(table_of(figures), format));
+  const auto show = [&](const auto& figures) { print(text_of(table_of(figures), format)); };
+  if (ranks > 1) return measure_over_ranks(shape, device, ranks, show);
+  show(measure(shape, open_device(device), threads, judging));
   return 0;
 }
 

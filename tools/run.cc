@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "src/ranks/launch.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/kept_result.h"
@@ -37,10 +36,13 @@ int show(const Result& result, const RunOptions& options) {
 }
 
 void add_rank_options(CLI::App& app, RunOptions& options) {
-  app.add_option("--tp,--world", options.ranks,
+  app.add_option("--tp", options.ranks,
                  "share the model among that many ranks, a process each (tensor parallel)")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--sequence-parallel", options.sequence_parallel,
+               "with --tp: share the residual stream and its norms by rows of the pass, too")
+      ->needs("--tp");
   app.add_option("--rank-patience", options.rank_patience,
                  "seconds that a rank may get no further while others wait for it (20)")
       ->type_name("SECONDS")
@@ -51,22 +53,6 @@ void add_rank_options(CLI::App& app, RunOptions& options) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--rendezvous", options.rendezvous, "with --rank: where rank 0 listens")
       ->type_name("HOST:PORT");
-}
-
-// Rank 0's result is shown; this process waits for all ranks, or for the one that it is.
-int run_over_ranks(const RunOptions& options, const std::optional<Rendezvous>& elsewhere,
-                   const std::vector<std::string>& line) {
-  using std::chrono::milliseconds, std::chrono::duration_cast;
-  const auto patience =
-      duration_cast<milliseconds>(std::chrono::duration<double>(options.rank_patience));
-  const int ranks = static_cast<int>(options.ranks);
-  const auto body = [&](RankSeat& seat) {
-    const std::optional<Result> result = run_rank(options, line, seat);
-    return result ? show(*result, options) : 0;
-  };
-  if (!elsewhere) return run_ranks(ranks, patience, body);
-  const milliseconds later = patience + milliseconds(5000);  // first it says itself what it misses
-  return join_ranks(static_cast<int>(options.rank), ranks, *elsewhere, later, body);
 }
 
 }  // namespace
@@ -119,8 +105,9 @@ int run_command(Args args) {
     return exit_status(bits);
   }
   const std::vector<std::string> line = command_line_of("run", args);
-  return options.ranks == 1 ? show(run(options, line), options)
-                            : run_over_ranks(options, elsewhere, line);
+  const auto shown = [&](const Result& result) { return show(result, options); };
+  return options.ranks == 1 ? shown(run(options, line))
+                            : run_over_ranks(options, elsewhere, line, shown);
 }
 
 }  // namespace lockstep

@@ -56,7 +56,8 @@ Bins bins_of(const Digest& digest) {
 // The leading hashes that both have.
 size_t same_hashes(std::span<const uint64_t> a, std::span<const uint64_t> b) {
   const size_t both = std::min(a.size(), b.size());
-  if (std::memcmp(a.data(), b.data(), both * sizeof(uint64_t)) == 0) return both;
+  // Where there are no hashes there may be no address, and memcmp must not be given a null one.
+  if (both == 0 || std::memcmp(a.data(), b.data(), both * sizeof(uint64_t)) == 0) return both;
   return std::ranges::mismatch(a.first(both), b.first(both)).in1 - a.begin();
 }
 

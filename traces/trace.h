@@ -28,29 +28,30 @@ namespace lockstep {
 // Where an op rounds to the dtype of the run before it stores its result. Each names a chain of
 // roundings that src/judge/contracts.h spells out by kind of op.
 enum class RoundingContract : uint8_t {
-  fused,             // nowhere: once, at the store
-  hf,                // as Hugging Face's modules do
-  eager,             // hf, and attention's scores and probabilities as Hugging Face's eager one
-  unrounded_sum,     // a norm reads the residual sum before it is rounded
-  hf_unrounded_sum,  // the same, and rounds as hf
-  bias_after_store,  // a linear op stores its product, then adds the bias
-  scores_rounded,    // attention stores its scores
-  query_rounded,     // hf, and attention scales its query first, and stores that
-  products_rounded,  // a weighted sum stores its products
-  tables_rounded,    // RoPE reads cosines and sines of the run's dtype
-  tf32,              // linear ops of fp32 round their operands to 11 bits
-  operands_bf16,     // linear ops of fp32 round their input to bf16
-  operands_fp16,     // and to fp16; attention its query, K, V and weights
-  cache_fp16,        // attention of fp32 reads a cache of fp16
-  flash_fp16,        // the same, and may add up in fp16
-  angles_iterated,   // RoPE of fp32 makes each angle of the one before
+  fused,                // nowhere: once, at the store
+  hf,                   // as Hugging Face's modules do
+  eager,                // hf, and attention's scores and probabilities as Hugging Face's eager one
+  unrounded_sum,        // a norm reads the residual sum before it is rounded
+  hf_unrounded_sum,     // the same, and rounds as hf
+  bias_after_store,     // a linear op stores its product, then adds the bias
+  scores_rounded,       // attention stores its scores
+  query_rounded,        // hf, and attention scales its query first, and stores that
+  eager_query_rounded,  // eager, and attention scales its query first, and stores that
+  products_rounded,     // a weighted sum stores its products
+  tables_rounded,       // RoPE reads cosines and sines of the run's dtype
+  tf32,                 // linear ops of fp32 round their operands to 11 bits
+  operands_bf16,        // linear ops of fp32 round their input to bf16
+  operands_fp16,        // and to fp16; attention its query, K, V and weights
+  cache_fp16,           // attention of fp32 reads a cache of fp16
+  flash_fp16,           // the same, and may add up in fp16
+  angles_iterated,      // RoPE of fp32 makes each angle of the one before
 };
-inline constexpr int kRoundingContracts = 16;
+inline constexpr int kRoundingContracts = 17;
 template <>
 inline constexpr auto kNamesOf<RoundingContract> = std::to_array<const char*>(
     {"fused", "hf", "eager", "unrounded_sum", "hf_unrounded_sum", "bias_after_store",
-     "scores_rounded", "query_rounded", "products_rounded", "tables_rounded", "tf32",
-     "operands_bf16", "operands_fp16", "cache_fp16", "flash_fp16", "angles_iterated"});
+     "scores_rounded", "query_rounded", "eager_query_rounded", "products_rounded", "tables_rounded",
+     "tf32", "operands_bf16", "operands_fp16", "cache_fp16", "flash_fp16", "angles_iterated"});
 
 // Whether a norm reads the sum before it is rounded.
 constexpr bool is_of_sum(RoundingContract contract) {

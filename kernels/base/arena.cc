@@ -3,8 +3,6 @@
 // thread releases stays apart: the graph writes there whenever it is replayed.
 #include "kernels/base/arena.h"
 
-#include <utility>
-
 namespace lockstep {
 
 // The smallest that fits, unless more than an eighth of it would lie idle.

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 namespace lockstep {
 
@@ -16,13 +18,13 @@ class Arena {
  public:
   // Where an arena has its memory from.
   struct Source {
-    void* (*allocate)(int64_t bytes) = nullptr;  // null when there is not that much left
-    void (*release)(void* memory) = nullptr;
+    std::function<void*(int64_t bytes)> allocate;  // null when there is not that much left
+    std::function<void(void* memory)> release;
   };
 
   using BySize = std::multimap<int64_t, void*>;  // by bytes
 
-  explicit Arena(const Source& source) : source_(source) {}
+  explicit Arena(Source source) : source_(std::move(source)) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 

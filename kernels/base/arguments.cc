@@ -1,3 +1,5 @@
+// Each op checks its arguments at each call, so that the sentences, with shapes as text, are made
+// only where there is trouble to tell: they cost as much as a launch.
 #include "kernels/base/arguments.h"
 
 namespace lockstep {
@@ -14,7 +16,8 @@ void check_tensor(std::string_view op, std::string_view name, const TensorView& 
   // The number of the device is not looked at: the tensors of an op lie on one device, which its
   // stream decides.
   const bool fits = tensor.dtype == dtype && tensor.shape == shape && tensor.device.kind == device;
-  check(fits,
+  if (!fits)
+    fail(
         "{}: {} is {} {} on the {}, not {} {} on the {}: pass one that agrees with the other "
         "arguments",
         op, name, name_of(tensor.dtype), tensor.shape.text(), name_of(tensor.device.kind),
@@ -29,8 +32,8 @@ void check_storage(std::string_view op, DType dtype) {
 }
 
 void check_rank(std::string_view op, std::string_view name, const TensorView& tensor, int rank) {
-  check(tensor.shape.rank() == rank, "{}: {} has the shape {}, not {} axes: reshape it", op, name,
-        tensor.shape.text(), rank);
+  if (tensor.shape.rank() != rank)
+    fail("{}: {} has the shape {}, not {} axes: reshape it", op, name, tensor.shape.text(), rank);
 }
 
 }  // namespace lockstep

@@ -100,15 +100,16 @@ void wait_for(Device device) {
 
 Tensor::Tensor(const Shape& shape, DType dtype, Device device)
     : view_{nullptr, dtype, device, shape} {
-  for (int64_t extent : shape.extents())
-    check(extent >= 0, "a tensor cannot have the shape {}: extents are not negative", shape.text());
+  if (std::ranges::any_of(shape.extents(), [](int64_t extent) { return extent < 0; }))
+    fail("a tensor cannot have the shape {}: extents are not negative", shape.text());
   memory_ = allocate(view_.bytes(), device);
-  check(
-      memory_ != nullptr,
-      "the {2} has not that much memory left: {0} bytes for a tensor {1}{3}: use fewer or smaller "
-      "--pages, or a shorter prompt",
-      view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
-      device == Device::cpu ? "" : fmt::format(", but {} bytes", device_memory_left(device)));
+  if (memory_ == nullptr)  // else the device is not asked what it has left, which takes it long
+    fail(
+        "the {2} has not that much memory left: {0} bytes for a tensor {1}{3}: use fewer or "
+        "smaller "
+        "--pages, or a shorter prompt",
+        view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
+        device == Device::cpu ? "" : fmt::format(", but {} bytes", device_memory_left(device)));
   view_.data = memory_.get();
 }
 

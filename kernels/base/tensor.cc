@@ -53,15 +53,15 @@ bool Shape::operator==(const Shape& other) const {
 }
 
 TensorView TensorView::reshaped(const Shape& other) const {
-  check(other.count() == count(), "shape {} cannot be seen as {}", shape.text(), other.text());
+  if (other.count() != count()) fail("shape {} cannot be seen as {}", shape.text(), other.text());
   TensorView view = *this;
   view.shape = other;
   return view;
 }
 
 TensorView TensorView::slice(int64_t first, int64_t n) const {
-  check(first >= 0 && n >= 0 && first + n <= rows(), "rows {}..{} are outside a tensor {}", first,
-        first + n, shape.text());
+  if (first < 0 || n < 0 || first + n > rows())
+    fail("rows {}..{} are outside a tensor {}", first, first + n, shape.text());
   std::array<int64_t, 5> extents{};
   std::ranges::copy(shape.extents(), extents.begin());
   extents[0] = n;
@@ -72,7 +72,8 @@ TensorView TensorView::slice(int64_t first, int64_t n) const {
 }
 
 const TensorView& plain_codes(std::string_view reader, const WeightView& weight) {
-  check(weight.kind == WeightView::Kind::plain && weight.scales.empty(),
+  if (weight.kind != WeightView::Kind::plain || !weight.scales.empty())
+    fail(
         "{}: the weight {} of {} has scales, and only plain weights are computed with: use a "
         "checkpoint that is not quantised",
         reader, weight.codes.shape.text(), name_of(weight.codes.dtype));

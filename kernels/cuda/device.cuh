@@ -58,8 +58,12 @@ inline size_t current_index() {
   return index;
 }
 
-// Makes a device the current one of this thread.
-inline void use_device(int index) { cuda_check(cudaSetDevice(index), "cudaSetDevice"); }
+// Makes a device the current one of this thread. Every op comes here, so that it asks first: that
+// costs a fraction of cudaSetDevice. Nothing is remembered, since others, LibTorch among them, may
+// change it too.
+inline void use_device(int index) {
+  if (current_device() != index) cuda_check(cudaSetDevice(index), "cudaSetDevice");
+}
 
 // The object of a type that belongs to the current device. It is made when it is first asked for,
 // and never destroyed, because the driver may have gone before.

@@ -13,7 +13,8 @@ namespace lockstep {
 namespace {
 
 // Returns null when the device has not that much memory left. Other errors throw.
-void* ask_device(int64_t bytes) {
+void* ask_device(int index, int64_t bytes) {
+  use_device(index);
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
@@ -27,9 +28,11 @@ void* ask_device(int64_t bytes) {
 void give_device_back(void* memory) { cuda_check(cudaFree(memory), "cudaFree"); }
 
 // The arena of the current device. of_current_device never destroys it: tensors of static storage
-// may be released after it.
+// may be released after it. What it keeps it hands out whichever device is current.
 struct DeviceArena {
-  Arena arena{{.allocate = ask_device, .release = give_device_back}};
+  Arena arena{
+      {.allocate = [index = current_device()](int64_t bytes) { return ask_device(index, bytes); },
+       .release = give_device_back}};
 };
 Arena& arena() { return of_current_device<DeviceArena>().arena; }
 
@@ -138,7 +141,7 @@ DeviceRuntime cuda_runtime(int index) {
   bad_index_report();  // so that no step is the first to allocate it
   return {.index = index,
           .stream = of_current_device<OpStream>().stream,
-          .allocate = on_device(index, [](int64_t bytes) { return arena().allocate(bytes); }),
+          .allocate = [kept = &arena()](int64_t bytes) { return kept->allocate(bytes); },
           .release = [kept = &arena()](void* memory) { kept->release(memory); },
           .available = on_device(index, available),
           .pin = on_device(index, pin),

@@ -127,6 +127,12 @@ class Attending {
     return x.index_select(0, at::tensor(map).to(x.device()));
   }
 
+  // Whether the op's contract stores the weights of the keys, as Hugging Face's eager code does.
+  bool stores_weights() const {
+    const RoundingContract contract = a_.op().call.contract;
+    return contract == RoundingContract::eager || contract == RoundingContract::eager_query_rounded;
+  }
+
   // Scores as the op's contract stores them: rounded before and after the scale, with the query
   // rounded once it is scaled, or not at all.
   at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k) const {
@@ -135,8 +141,11 @@ class Attending {
     const DType run = a_.model().run;
     const bool rounds =
         contract == RoundingContract::eager || contract == RoundingContract::scores_rounded;
-    if (contract == RoundingContract::query_rounded)
-      return at::bmm(a_.in_dtype(q * scale, run), k.transpose(1, 2));
+    if (contract == RoundingContract::query_rounded ||
+        contract == RoundingContract::eager_query_rounded) {
+      const at::Tensor scores = at::bmm(a_.in_dtype(q * scale, run), k.transpose(1, 2));
+      return stores_weights() ? a_.in_dtype(scores, run) : scores;
+    }
     const at::Tensor raw = at::bmm(q, k.transpose(1, 2));
     return rounds ? a_.in_dtype(a_.in_dtype(raw, run) * scale, run) : raw * scale;
   }
@@ -169,8 +178,7 @@ class Attending {
       const at::Tensor p = how_.softmax ? how_.softmax(scores) : at::softmax(scores, -1);
       // The eager chain stores the weights in the run's dtype; no other contract that is computed
       // here does.
-      const bool eager = a_.op().call.contract == RoundingContract::eager;
-      out = at::bmm(eager ? a_.in_dtype(p, a_.model().run) : p, v);
+      out = at::bmm(stores_weights() ? a_.in_dtype(p, a_.model().run) : p, v);
     }
     // A query that sees no key is left at 0.
     const at::Tensor none = seen.any(1).logical_not().view({1, -1, 1});

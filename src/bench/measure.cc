@@ -6,14 +6,18 @@
 
 #include <algorithm>
 
+#include "kernels/base/check.h"
 #include "kernels/base/thread_pool.h"
 #include "src/bench/cpu_bench.h"
 #include "src/bench/device_bench.h"
 #include "src/bench/device_roofs.h"
 #include "src/bench/judging_bench.h"
+#include "src/bench/rank_bench.h"
 #include "src/bench/shapes.h"
 #include "src/bench/synthetic.h"
 #include "src/report/output.h"
+#include "src/session/device.h"
+#include "src/session/ranked_run.h"
 
 namespace lockstep {
 namespace {
@@ -74,6 +78,22 @@ std::vector<Figure> measure(const std::string& shape, Device device, int threads
   if (threads == 0) threads = machine_threads();
   if (judging) return shapes_judging(shape, device, threads);
   return device == Device::cpu ? shapes_on_cpu(shape, threads) : shapes_on_device(shape, device);
+}
+
+// The weights are made before the ranks are, which then have one copy of them.
+int measure_over_ranks(const std::string& shape, const std::string& device, int ranks,
+                       const std::function<void(const std::vector<Figure>&)>& show) {
+  const auto shapes = bench_shapes();
+  const auto known =
+      std::ranges::find_if(shapes, [&](const BenchShape& one) { return shape == one.name; });
+  check(known != shapes.end(), "bench --tp measures one shape, found --shape {}: name one", shape);
+  const Checkpoint checkpoint = synthetic_checkpoint(known->config);
+  return run_ranks(ranks, std::chrono::seconds(20), [&](RankSeat& seat) {
+    const Device own = open_device(device_of_rank(device, seat));
+    const std::vector<Figure> figures = measure_rank(shape, checkpoint, own, seat);
+    if (seat.rank() == 0) show(figures);
+    return 0;
+  });
 }
 
 }  // namespace lockstep

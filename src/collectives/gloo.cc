@@ -96,6 +96,14 @@ class Gloo final : public Collectives {
     });
   }
 
+  void reduce_scatter(const TensorView& parts, const TensorView& part) override {
+    if (gpus_ && part.device != Device::cpu) return gpus_->reduce_scatter(parts, part);
+    in_c10d("a reduce-scatter", [&] {
+      at::Tensor from = to_torch(parts), to = to_torch(part);
+      group_->_reduce_scatter_base(to, from)->wait();
+    });
+  }
+
   void send(const std::vector<std::byte>& bytes, int to) override {
     in_c10d("a message to another rank", [&] {
       auto size = static_cast<int64_t>(bytes.size());

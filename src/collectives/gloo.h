@@ -22,6 +22,7 @@ class GpuCollectives {
  public:
   virtual ~GpuCollectives() = default;
   virtual void all_reduce(const TensorView& tensor) = 0;
+  virtual void reduce_scatter(const TensorView& parts, const TensorView& part) = 0;
   virtual void all_gather(const TensorView& parts, const TensorView& part) = 0;
 };
 

@@ -33,9 +33,15 @@ class Nccl final : public GpuCollectives {
 
   void all_reduce(const TensorView& tensor) override {
     on_stream("an all-reduce", [&] {
-      std::vector<at::Tensor> tensors = {on_gpu(
-          tensor, static_cast<at::ScalarType>(scalar_type_of(tensor.dtype)), tensor.count())};
+      std::vector<at::Tensor> tensors = {numbers(tensor)};
       group_->allreduce(tensors)->wait();
+    });
+  }
+
+  void reduce_scatter(const TensorView& parts, const TensorView& part) override {
+    on_stream("a reduce-scatter", [&] {
+      at::Tensor from = numbers(parts), to = numbers(part);
+      group_->_reduce_scatter_base(to, from)->wait();
     });
   }
 
@@ -53,6 +59,10 @@ class Nccl final : public GpuCollectives {
   at::Tensor on_gpu(const TensorView& view, at::ScalarType type, int64_t count) const {
     return at::from_blob(view.data, {count},
                          at::TensorOptions(type).device(at::Device(at::kCUDA, gpu_)));
+  }
+
+  at::Tensor numbers(const TensorView& view) const {
+    return on_gpu(view, static_cast<at::ScalarType>(scalar_type_of(view.dtype)), view.count());
   }
 
   // With the engine's stream as LibTorch's: wait() then has it wait, and not the host.

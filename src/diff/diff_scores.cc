@@ -15,7 +15,11 @@ ScoreRounding::ScoreRounding(const Manifest& a, const Manifest& b) {
     const auto declared = manifest->contracts.find(std::string(point("attn.out").name));
     if (declared == manifest->contracts.end()) continue;
     const double u = unit_roundoff(manifest->dtype);
-    if (declared->second == RoundingContract::eager) scores_ += 2 * u, probabilities_ += u;
+    // Two roundings on the way to a score: of the product and of that scaled, or of the query and
+    // of the product.
+    if (declared->second == RoundingContract::eager ||
+        declared->second == RoundingContract::eager_query_rounded)
+      scores_ += 2 * u, probabilities_ += u;
     if (declared->second == RoundingContract::scores_rounded) scores_ += 2 * u;
     if (declared->second == RoundingContract::query_rounded) scores_ += u;
   }

@@ -49,6 +49,7 @@ struct EngineOptions {
   float poison = std::numeric_limits<float>::quiet_NaN();
   // Makes the executors of passes in the place of the model's own (src/model/layer_executor.h).
   std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor;
+  bool over_ranks = false;  // those show what each rank adds to a sum, too
   // The text of tokens, in which the requests' stop texts are sought; only those need it.
   std::function<std::string(std::span<const int32_t>)> text_of;
 };

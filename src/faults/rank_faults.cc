@@ -26,8 +26,28 @@ void exchange_at(Call& call, const FaultRequest& request, std::string_view point
   };
 }
 
+// A rank then has what it adds itself, also of a stream that is shared by rows.
 void seed_left_out(const Seams& seams, const FaultRequest& request) {
-  exchange_at(seams.ranks->parts.exchange.all_reduce, request, "attn.o", [](const auto&...) {});
+  Exchange& exchange = seams.ranks->parts.exchange;
+  exchange_at(exchange.all_reduce, request, "attn.o", [](const auto&...) {});
+  const int rank = seams.ranks->parts.plan.rank;
+  exchange_at(exchange.reduce_scatter, request, "attn.o",
+              [rank](const auto&, const OpContext&, TensorView parts, TensorView part) {
+                copy(part, parts.slice(rank * part.rows(), part.rows()));
+              });
+}
+
+// Every rank then has the whole sum, and takes what lies first in it for its own rows.
+void seed_all_reduce_for_scatter(const Seams& seams, const FaultRequest& request) {
+  check(seams.ranks->parts.plan.by_rows, "fault {} needs --sequence-parallel: add it",
+        request.name);
+  Exchange& exchange = seams.ranks->parts.exchange;
+  exchange_at(exchange.reduce_scatter, request, "attn.o",
+              [all_reduce = exchange.all_reduce](const auto&, const OpContext& context,
+                                                 TensorView parts, TensorView part) {
+                all_reduce(context, parts);
+                copy(part, parts.slice(0, part.rows()));
+              });
 }
 
 void seed_left_out_in_one(const Seams& seams, const FaultRequest& request) {
@@ -162,6 +182,15 @@ constexpr auto kRankRows = std::to_array<Fault>({
      {},
      always,
      seed_left_out_in_one,
+     true,
+     Fault::Seat::ranks},
+    {"rank-all-reduce-for-scatter",
+     "attn.o",
+     "an all-reduce is called where a reduce-scatter was due",
+     "two ranks that share the stream by rows",
+     {},
+     always,
+     seed_all_reduce_for_scatter,
      true,
      Fault::Seat::ranks},
     {"rank-bias-added-by-each",

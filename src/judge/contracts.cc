@@ -41,8 +41,9 @@ RoundingContract meant_by(RoundingContract declared, OpKind op, const ContractTr
   const std::vector<RoundingContract> all = contracts_of(op, traits);
   const auto has = [&](RoundingContract one) { return std::ranges::count(all, one) > 0; };
   if (has(declared)) return declared;
-  const bool as_hf = declared == eager || declared == hf_unrounded_sum || declared == query_rounded;
-  return as_hf && has(hf) ? hf : fused;
+  constexpr RoundingContract kAsHf[] = {eager, hf_unrounded_sum, query_rounded,
+                                        eager_query_rounded};
+  return std::ranges::count(kAsHf, declared) > 0 && has(hf) ? hf : fused;
 }
 
 std::vector<RoundingContract> Contracts::candidates(const Place& place,

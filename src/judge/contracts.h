@@ -30,6 +30,8 @@ namespace lockstep {
 //                 eager             r(sum p v), p = r(softmax(r(r(q k) scale)))
 //                 scores_rounded    the same, but p is not rounded
 //                 query_rounded     hf, of r(q scale) k
+//                 eager_query_rounded
+//                                   r(sum p v), p = r(softmax(r(r(q scale) k)))
 //                 in fp32 alone, h() rounds to fp16:
 //                 operands_fp16     sum h(p) h(v), p = softmax(h(q) h(k) scale)
 //                 cache_fp16        sum p h(v), p = softmax(q h(k) scale)

@@ -18,7 +18,8 @@ namespace lockstep {
 // of the output. slope: the derivative of `want` by it; empty: 1.
 struct Step {
   Numbers value, slope;
-  Numbers other;  // rope: the derivative of `value` by the angle
+  // rope: the derivative of `value` by the angle; silu_mul: the size of that by the sigmoid, |gate|
+  Numbers other;
 };
 
 // One op on given inputs: the result of its contract's chain of roundings (contracts.h), computed
@@ -39,7 +40,7 @@ struct Exact {
   // linear, expert_linear, weighted_sum: S = sum |a||w| + |bias|
   // softmax: |x| + the mean of |x| under the weights, x = logit - largest
   // norm: empty (the budget uses |want|)
-  // rope: |x1| + |x2|                        silu_mul: empty
+  // rope: |x1| + |x2|                        silu_mul: |gate up|
   // attention: sum p|v|
   Numbers magnitude;
   Numbers spread;            // attention: sum p |v - o|

@@ -34,6 +34,7 @@ struct Placement {
   Device device = Device::cpu;
   // Makes the executors of passes in the place of the model's own (layer_executor.h); empty: none.
   std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor = {};
+  bool over_ranks = false;  // they show the points of a model over ranks
 };
 
 // The result of one forward pass, valid until the next one.

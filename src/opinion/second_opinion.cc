@@ -204,14 +204,15 @@ long double SecondOpinion::attention(const Call& call) const {
   const int64_t end = call.row.position + 1,
                 begin = window == 0 ? 0 : std::max<int64_t>(0, end - window);
   if (end > data.rows()) throw Lacking{"keys of attn.kv are missing"};
-  const bool rounds = call.contract == eager || call.contract == scores_rounded;
+  const bool stores_weights = call.contract == eager || call.contract == eager_query_rounded;
+  const bool rounds = stores_weights || call.contract == scores_rounded;
   // The factor is a number of fp64 wherever it is named in code.
   const double scale = 1 / std::sqrt(dim);
   const auto of_query = [&](int64_t d) {
     const long double x = q.at(head * dim + d);
     return reads_fp16 ? rounded(x, DType::f16) : x;
   };
-  const bool scales_query = call.contract == query_rounded;
+  const bool scales_query = call.contract == query_rounded || call.contract == eager_query_rounded;
   Numbers weights;
   for (int64_t key = begin; key < end; ++key) {
     long double score = 0;
@@ -227,7 +228,7 @@ long double SecondOpinion::attention(const Call& call) const {
   for (long double& w : weights) sum += w = std::exp(w - largest);
   for (int64_t key = begin; key < end; ++key) {
     long double p = weights[key - begin] / sum;
-    if (call.contract == eager) p = call.kept(p);
+    if (stores_weights) p = call.kept(p);
     if (call.contract == operands_fp16) p = rounded(p, DType::f16);
     result += p * cached(key, 1, call.index[1]);
   }

@@ -29,6 +29,8 @@ class Collectives {
   virtual void all_reduce(const TensorView& tensor) = 0;
   // parts: [ranks, ...], row r becomes rank r's `part`, which has the shape of a row.
   virtual void all_gather(const TensorView& parts, const TensorView& part) = 0;
+  // The sum of row r of all ranks' `parts` becomes rank r's `part`, rounded as of all_reduce().
+  virtual void reduce_scatter(const TensorView& parts, const TensorView& part) = 0;
   virtual void send(const std::vector<std::byte>& bytes, int to) = 0;
   virtual std::vector<std::byte> receive(int from) = 0;
 };

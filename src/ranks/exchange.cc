@@ -1,5 +1,5 @@
-// Five numbers go round before each collective, so that ranks that call different ones say so and
-// do not hang, or add up what does not belong together.
+// The call that each rank is about to make goes round before it, so that ranks that call different
+// ones say so and do not hang, or add up what does not belong together.
 #include "src/ranks/exchange.h"
 
 #include <fmt/format.h>
@@ -22,11 +22,26 @@ CollectiveCall call_of(std::span<const int64_t> told) {
 
 }  // namespace
 
+TellCall told_by(Collectives& collectives) {
+  return [&collectives](const CollectiveCall& mine) {
+    const Told told = told_of(mine);
+    std::vector<int64_t> all(kFields * collectives.ranks());
+    const auto view = [](const int64_t* data, int64_t rows) {
+      return TensorView{.data = const_cast<int64_t*>(data), .dtype = DType::i64, .shape = {rows}};
+    };
+    collectives.all_gather(view(all.data(), std::ssize(all)), view(told.data(), kFields));
+    std::vector<CollectiveCall> calls;
+    for (int rank = 0; rank < collectives.ranks(); ++rank)
+      calls.push_back(call_of(std::span(all).subspan(rank * kFields, kFields)));
+    return calls;
+  };
+}
+
 std::string text_of(const CollectiveCall& call) {
-  const bool sum = call.kind == CollectiveCall::Kind::all_reduce;
+  constexpr const char* kKinds[] = {"all-reduce", "all-gather", "reduce-scatter"};
   const std::string layer = call.layer < 0 ? "" : fmt::format("layer {} ", call.layer);
-  return fmt::format("the {} of {}{}, {} bytes of {}", sum ? "all-reduce" : "all-gather", layer,
-                     kPoints.at(static_cast<size_t>(call.point)).name, call.bytes,
+  return fmt::format("the {} of {}{}, {} bytes of {}", kKinds[static_cast<size_t>(call.kind)],
+                     layer, kPoints.at(static_cast<size_t>(call.point)).name, call.bytes,
                      name_of(static_cast<DType>(call.dtype)));
 }
 
@@ -45,17 +60,9 @@ void AgreedCalls::call(CollectiveCall::Kind kind, const OpContext& context,
                             .bytes = tensor.bytes(),
                             .dtype = static_cast<int64_t>(tensor.dtype)};
   if (waits_) waits_(&mine);
-  const Told told = told_of(mine);
-  std::vector<int64_t> all(kFields * collectives_.ranks());
-  const auto view = [](const int64_t* data, int64_t rows) {
-    return TensorView{.data = const_cast<int64_t*>(data), .dtype = DType::i64, .shape = {rows}};
-  };
-  collectives_.all_gather(view(all.data(), std::ssize(all)), view(told.data(), kFields));
-  const CollectiveCall first = call_of(std::span(all).first(kFields));
-  for (int rank = 1; rank < collectives_.ranks(); ++rank)
-    if (const CollectiveCall theirs = call_of(std::span(all).subspan(rank * kFields, kFields));
-        !(theirs == first))
-      throw RanksParted(rank, theirs, first);
+  const std::vector<CollectiveCall> all = tell_(mine);
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (!(all[rank] == all[0])) throw RanksParted(static_cast<int>(rank), all[rank], all[0]);
   run();
   if (waits_) waits_(nullptr);
   ++calls_;
@@ -71,6 +78,11 @@ Exchange AgreedCalls::table() {
           .all_gather =
               [this](const OpContext& context, TensorView parts, TensorView part) {
                 call(all_gather, context, part, [&] { collectives_.all_gather(parts, part); });
+              },
+          .reduce_scatter =
+              [this](const OpContext& context, TensorView parts, TensorView part) {
+                call(reduce_scatter, context, part,
+                     [&] { collectives_.reduce_scatter(parts, part); });
               }};
 }
 

@@ -16,11 +16,13 @@ struct Exchange {
   std::function<void(const OpContext&, TensorView sum)> all_reduce;
   // parts: [ranks, ...], row r is rank r's `part`.
   std::function<void(const OpContext&, TensorView parts, TensorView part)> all_gather;
+  // The sum of the ranks' row r of parts is rank r's `part`.
+  std::function<void(const OpContext&, TensorView parts, TensorView part)> reduce_scatter;
 };
 
 // One call of a collective, as each rank tells it to the others before it makes it.
 struct CollectiveCall {
-  enum class Kind : int64_t { all_reduce, all_gather };
+  enum class Kind : int64_t { all_reduce, all_gather, reduce_scatter };
   Kind kind = Kind::all_reduce;
   int64_t point = 0;   // its order
   int64_t layer = -1;  // -1: not of a layer
@@ -38,12 +40,18 @@ class RanksParted : public Error {
   CollectiveCall call;  // what rank 0 called
 };
 
+// Tells a rank's next call to the others, and returns those of all, by rank.
+using TellCall = std::function<std::vector<CollectiveCall>(const CollectiveCall&)>;
+// By an all-gather, where ranks have no memory in common.
+TellCall told_by(Collectives& collectives);
+
 // Calls the collectives, after the ranks have told each other which one it is. Counts them.
 class AgreedCalls {
  public:
-  // Both are borrowed. waits is called before and after each, and may be empty.
-  AgreedCalls(Collectives& collectives, std::function<void(const CollectiveCall*)> waits)
-      : collectives_(collectives), waits_(std::move(waits)) {}
+  // collectives: borrowed. waits is called before and after each, and may be empty.
+  AgreedCalls(Collectives& collectives, TellCall tell,
+              std::function<void(const CollectiveCall*)> waits)
+      : collectives_(collectives), tell_(std::move(tell)), waits_(std::move(waits)) {}
 
   // All of a table; this must outlive it. Its calls throw RanksParted.
   Exchange table();
@@ -56,6 +64,7 @@ class AgreedCalls {
             const std::function<void()>& run);
 
   Collectives& collectives_;
+  TellCall tell_;
   std::function<void(const CollectiveCall*)> waits_;
   int64_t calls_ = 0, bytes_ = 0;
 };

@@ -1,5 +1,6 @@
-// Ranks are forks of this process before it has opened anything, so that they are of one version
-// and one command line. A rank dies with its parent (PR_SET_PDEATHSIG), whatever ends that.
+// Ranks are forks of this process before it has opened anything that has threads, so that they are
+// of one version and one command line. A rank dies with its parent (PR_SET_PDEATHSIG), whatever
+// ends that.
 //
 // Not every rank that stands still hangs: others wait for it in a collective, and rank 0 judges for
 // as long as that takes. One hangs that is stopped, or that gets no further in an op, or that does
@@ -79,7 +80,8 @@ std::string doing_text(const RankNews& news) {
     case RankDoes::waits:
       return fmt::format("in {}{}", text_of(call), pass);
     case RankDoes::judges:
-      return fmt::format("while it judged{}", pass);
+      return pass.empty() ? "while it judged"
+                          : fmt::format("while it judged pass {}", news.pass.load());
     case RankDoes::ended:
       break;
   }
@@ -254,6 +256,26 @@ void RankSeat::waits_in(const CollectiveCall* call) {
     own().called = true;
   }
   does(call ? RankDoes::waits : RankDoes::computes);
+}
+
+// Each is there within microseconds of the others, or computes for long: then who waits lets others
+// have the processor.
+std::vector<CollectiveCall> RankSeat::tell(const CollectiveCall& call) {
+  const int64_t number = own().tells;
+  own().told[number % 2] = call;
+  own().tells.store(number + 1, std::memory_order_release);
+  std::vector<CollectiveCall> calls;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    for (int tries = 0; news_[rank].tells.load(std::memory_order_acquire) <= number; ++tries) {
+      constexpr int kSpins = 2000, kYields = 2200;
+      if (tries > kYields)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      else if (tries > kSpins)
+        std::this_thread::yield();
+    }
+    calls.push_back(news_[rank].told[number % 2]);
+  }
+  return calls;
 }
 
 int RankSeat::port() const {

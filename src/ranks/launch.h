@@ -23,6 +23,10 @@ enum class RankDoes : int { starts, loads, meets, computes, waits, judges, ended
 
 // The news of a rank, in memory that the processes share.
 struct RankNews {
+  // The calls that it told, in turn, and how many: one is read by all before the next but one is
+  // told, for that needs what they tell next.
+  CollectiveCall told[2];
+  std::atomic<int64_t> tells{0};
   std::atomic<int> does{0};
   std::atomic<int64_t> beats{0};   // grows while the rank gets on
   std::atomic<int64_t> call[5]{};  // the collective that it waits in or computed last
@@ -56,6 +60,8 @@ class RankSeat {
   void in_pass(int64_t pass) { own().pass = pass; }
   // Waits in that collective from here on; null: no more.
   void waits_in(const CollectiveCall* call);
+  // Tells the other ranks of this process what this one calls next, and waits for theirs.
+  std::vector<CollectiveCall> tell(const CollectiveCall& call);
   // Where the ranks meet. Others than rank 0 wait until it is told.
   void tell_port(int port) { news_[0].port = port; }
   int port() const;

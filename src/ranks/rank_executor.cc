@@ -38,8 +38,62 @@ void RankExecutor::show_partial(PointName name, const TensorView& tensor) {
 
 void RankExecutor::add_up(PointName partial, PointName sum, const TensorView& tensor) {
   show_partial(partial, tensor);
-  rank_.exchange.all_reduce(at(sum), tensor);
+  if (rank_.plan.by_rows)
+    scatter(at(sum), tensor);
+  else
+    rank_.exchange.all_reduce(at(sum), tensor);
   show(sum, tensor);
+}
+
+TensorView RankExecutor::own(const TensorView& tensor) const {
+  if (!rank_.plan.by_rows) return tensor;
+  const Part rows = rank_.plan.rows_of(std::ssize(batch_.info.rows));
+  return tensor.slice(rows.first, rows.count);
+}
+
+// Every part has room for as many rows as the largest: what a collective makes of the rows after
+// the last one is left there.
+void RankExecutor::scatter(const OpContext& context, const TensorView& tensor) {
+  const int64_t tokens = std::ssize(batch_.info.rows), ranks = rank_.plan.ranks;
+  const int64_t each = rank_.plan.row_room(tokens), size = tensor.row_size();
+  const TensorView parts = room(rank_.parts, {ranks * each, size}, tensor.dtype, tensor.device);
+  const TensorView part = room(rank_.padded, {each, size}, tensor.dtype, tensor.device);
+  const TensorView mine = own(tensor);
+  copy(parts.slice(0, tokens), tensor.slice(0, tokens).reshaped({tokens, size}));
+  rank_.exchange.reduce_scatter(context, parts, part);
+  if (mine.rows() > 0) copy(mine.reshaped({mine.rows(), size}), part.slice(0, mine.rows()));
+}
+
+// Products read all rows: the ranks gather what each has normed.
+void RankExecutor::norm_of_stream(PointName name, const TensorView& weight) {
+  const TensorView mine = own(a_.norm);
+  if (mine.rows() > 0) ops_.rms_norm(at(name), mine, own(stream_), weight, eps_);
+  if (rank_.plan.by_rows) {
+    const int64_t tokens = std::ssize(batch_.info.rows), size = a_.norm.row_size();
+    const int64_t ranks = rank_.plan.ranks, each = rank_.plan.row_room(tokens);
+    const TensorView part = room(rank_.padded, {each, size}, mine.dtype, mine.device);
+    const TensorView parts = room(rank_.parts, {ranks * each, size}, mine.dtype, mine.device);
+    if (mine.rows() > 0) copy(part.slice(0, mine.rows()), mine);
+    rank_.exchange.all_gather(at(name), parts, part);
+    copy(a_.norm.slice(0, tokens), parts.slice(0, tokens));
+  }
+  show(name, a_.norm);
+}
+
+void RankExecutor::norm(int layer, const TensorView& weight) {
+  layer_ = layer;
+  stream_ = a_.next_half();
+  norm_of_stream("attn.norm", weight);
+}
+
+void RankExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
+                            const TensorView& weight) {
+  const TensorView mine = own(a_.stream);
+  if (mine.rows() > 0) ops_.add(at(residual), mine, own(stream_), own(a_.branch));
+  show(residual, a_.stream);
+  layer_ = norm_layer;
+  stream_ = a_.next_half();
+  norm_of_stream(norm, weight);
 }
 
 // Tokens of other ranks' rows are looked up as the first of this one's, and their rows are zeros.
@@ -96,8 +150,9 @@ void RankExecutor::experts(const LayerWeights& w) {
                 a.expert_up);                                  show("mlp.expert_act", a.expert_act);
   linear("mlp.expert_down", a.expert_down, a.expert_act, w.expert_down);
   add_up("mlp.expert_down_partial", "mlp.expert_down", a.expert_down);
-  ops_.weighted_sum(at("mlp.combine"), a.branch, a.expert_down,
-                    a.weights);                                       show("mlp.combine", a.branch);
+  if (const TensorView mine = own(a.branch); mine.rows() > 0)
+    ops_.weighted_sum(at("mlp.combine"), mine, own(a.expert_down), own(a.weights));
+                                                                      show("mlp.combine", a.branch);
 }
 // clang-format on
 

@@ -14,8 +14,8 @@ struct RankParts {
   Tensor tokens;   // [tokens]  int32: those that the lookup answers for
   Tensor zeros;    // a row of the stream
   Tensor partial;  // of the logits: [logit rows, rows of the rank's part of the vocabulary]
-  Tensor padded;   // the same, each row as long as that of the rank with the largest part
-  Tensor parts;    // [ranks, logit rows, the same]
+  Tensor padded;   // a part with as much room as the largest
+  Tensor parts;    // [ranks, that room]
 };
 
 // An executor of a rank: one op at a time on the rank's part of the weights, and a collective where
@@ -25,14 +25,22 @@ class RankExecutor final : public PieceExecutor {
   RankExecutor(const PassParts& pass, RankParts& rank) : PieceExecutor(pass), rank_(rank) {}
 
   void embed(const TensorView& table) override;
+  void norm(int layer, const TensorView& weight) override;
   void project(const LayerWeights& w) override;
   void down(const LayerWeights& w) override;
   void experts(const LayerWeights& w) override;
+  void add_norm(PointName residual, PointName norm, int norm_layer,
+                const TensorView& weight) override;
   Forward head(const WeightView& lm_head) override;
 
  private:
-  // Shows what this rank adds, adds it up in place, and shows the sum.
+  // Shows what this rank adds, adds it up in place, and shows the sum; of a stream that is shared
+  // by rows, this rank's rows of it.
   void add_up(PointName partial, PointName sum, const TensorView& tensor);
+  // The rank's rows of a tensor of the stream: all, or its share of them.
+  TensorView own(const TensorView& tensor) const;
+  void scatter(const OpContext& context, const TensorView& tensor);
+  void norm_of_stream(PointName name, const TensorView& weight);
   void show_partial(PointName name, const TensorView& tensor);
   void gather_logits(const TensorView& own);
 

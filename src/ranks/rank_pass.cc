@@ -115,12 +115,22 @@ void RankRecorder::begin(const PassInfo& pass) {
   pass_.info = pass;
 }
 
+// A tensor of a stream that is shared by rows has room for all of them, and numbers in this rank's
+// own: these alone are sent to rank 0, with where they belong.
 void RankRecorder::record(const Record& record) {
+  std::optional<Shard> shard = plan_.shard_of(*record.point);
+  TensorView tensor = record.tensor;
+  if (plan_.by_rows && is_of_stream(*record.point)) {
+    const int64_t tokens = std::ssize(record.rows);
+    const Part own = plan_.rows_of(tokens);
+    shard = Shard{.axis = 0, .offset = own.first, .extent = tokens};
+    tensor = tensor.slice(own.first, own.count);
+  }
   pass_.tensors.push_back({.point = record.point,
                            .layer = record.layer,
                            .rows = {record.rows.begin(), record.rows.end()},
-                           .shard = plan_.shard_of(*record.point),
-                           .data = copy_on(Device::cpu, record.tensor)});
+                           .shard = shard,
+                           .data = copy_on(Device::cpu, tensor)});
 }
 
 }  // namespace lockstep

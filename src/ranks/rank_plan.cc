@@ -37,6 +37,15 @@ Part kv_part(const ModelConfig& c, const Part& heads, int ranks) {
 
 bool is_partial(const Point& point) { return point.name.ends_with("partial"); }
 
+bool is_of_stream(const Point& p) {
+  return is_sum(p) || p == point("attn.residual") || p == point("mlp.residual") ||
+         p == point("mlp.combine");
+}
+
+bool is_gathered(const Point& p) {
+  return p == point("attn.norm") || p == point("mlp.norm") || p == point("final.norm");
+}
+
 bool is_sum(const Point& point) {
   return std::ranges::any_of(kPoints, [&](const Point& p) {
     return is_partial(p) && p.name.starts_with(point.name) &&
@@ -62,6 +71,11 @@ RankPlan plan_of(const ModelConfig& whole, int rank, int ranks) {
   plan.local.experts.intermediate = plan.expert_inner.count;
   plan.local.o_bias = whole.o_bias && rank == 0;
   return plan;
+}
+
+Part RankPlan::rows_of(int64_t tokens) const {
+  const int64_t first = std::min(rank * row_room(tokens), tokens);
+  return {first, std::min(row_room(tokens), tokens - first)};
 }
 
 std::optional<Shard> RankPlan::shard_of(const Point& p) const {

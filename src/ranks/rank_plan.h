@@ -26,10 +26,17 @@ struct RankPlan {
   Part vocab;              // the last rank may have fewer rows than the others
   int64_t vocab_room = 0;  // rows of the largest part
   int64_t mask_first = 0;  // the first token that its lookup answers for: vocab.first
+  // Sequence parallel: the residual stream and the norms of it are shared by rows of the pass, a
+  // stretch a rank, and the norms are gathered before products read them.
+  bool by_rows = false;
 
   // The part of the whole tensor of a point that the rank's is; none: it has the whole. A partial
   // sum is the rank's own row of an axis of ranks, after that of tokens.
   std::optional<Shard> shard_of(const Point& point) const;
+  // The rank's rows of a pass of so many tokens, where the stream is shared by rows: of `room` rows
+  // each, but for the last ranks, which may have fewer, or none.
+  Part rows_of(int64_t tokens) const;
+  int64_t row_room(int64_t tokens) const { return (tokens + ranks - 1) / ranks; }
 };
 
 // Throws Error when the model's heads or intermediates are no multiple of `ranks`, or when the
@@ -39,6 +46,10 @@ RankPlan plan_of(const ModelConfig& whole, int rank, int ranks);
 // Whether the point shows what each rank adds to a sum over the ranks, and whether it is such a
 // sum.
 bool is_partial(const Point& point);
+// Whether ranks that share the stream by rows have a part of the point's each; of the norms, which
+// they gather, each computed a part.
+bool is_of_stream(const Point& point);
+bool is_gathered(const Point& point);
 bool is_sum(const Point& point);
 
 }  // namespace lockstep

@@ -105,10 +105,11 @@ namespace {
 
 // The ranks of findings, and where the ranks were not alike. What reads a copy of another rank than
 // rank 0's cannot be held to it: the trace has rank 0's.
-void say_of_ranks(Result& result, const Manifest& manifest, const ModelConfig& config, int ranks) {
+void say_of_ranks(Result& result, const Manifest& manifest, const ModelConfig& config, int ranks,
+                  const RowsOfPasses& rows) {
   const std::vector<Apart> apart = apart_in(manifest);
   for (Finding& finding : result.findings) {
-    name_rank(finding, config, ranks);
+    name_rank(finding, config, ranks, rows);
     const std::vector<Place> inputs = manifest.graph.inputs_of(finding.node.place);
     const auto reads = [&](const Apart& a) {
       const NodeId& node = a.finding.node;
@@ -123,6 +124,19 @@ void say_of_ranks(Result& result, const Manifest& manifest, const ModelConfig& c
     for (const Finding& finding : result.findings)
       if (finding.node == result.first->node) result.first->rule = finding.rule;
   add_apart(result, apart, manifest.graph);
+}
+
+// The oracle of a model that so many ranks shared.
+std::unique_ptr<Oracle> oracle_over(int ranks, const Checkpoint& checkpoint,
+                                    const ReferenceOptions& options) {
+  auto whole = open_reference().oracle(checkpoint, options);
+  if (ranks <= 1) return whole;
+  return std::make_unique<RankOracle>(std::move(whole), checkpoint.config(), ranks);
+}
+
+// The rows of a pass tell which rank computed which of the stream, where ranks shared it by them.
+void keep_rows(const Manifest& manifest, const PassInfo& pass, RowsOfPasses& rows) {
+  if (manifest.provenance.contains("sequence_parallel")) rows[pass.pass] = pass.rows;
 }
 
 // Hypotheses about ops of a model that so many ranks shared, each about the part of one rank.
@@ -141,10 +155,8 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
                    Detail detail, const std::string& rope_pairs) {
   OpenedTrace opened = open_to_judge(path, checkpoint, rope_pairs);
   const ReferenceOptions reference{.dtype = opened.manifest.dtype};
-  auto oracle = open_reference().oracle(checkpoint, reference);
   const int ranks = ranks_of(opened.manifest);
-  if (ranks > 1)
-    oracle = std::make_unique<RankOracle>(std::move(oracle), checkpoint.config(), ranks);
+  const auto oracle = oracle_over(ranks, checkpoint, reference);
   opened.fill_in(oracle->graph(), path);
   const auto& [trace, manifest, interleaved] = opened;
   const Extent extent = extent_of(*trace);
@@ -165,10 +177,12 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
   Causes causes(manifest, judge, *oracle, *hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
+  RowsOfPasses rows;
   bool found = false;
   int judged = 0;
   while (judged < trace->passes() && !(options.fail_fast && found)) {
     Pass pass = opened.read(judged++);
+    keep_rows(manifest, pass.info, rows);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = judge.judge(pass);
     found |= !flags.empty();
@@ -179,7 +193,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   }
   Result result = judge.finish(manifest.requests, trace->complete());
   causes.put_into(result);
-  if (ranks > 1) say_of_ranks(result, manifest, checkpoint.config(), ranks);
+  if (ranks > 1) say_of_ranks(result, manifest, checkpoint.config(), ranks, rows);
   tables.put_into(result);
   if (budget) {
     line.show("sharing out the error of the logits");

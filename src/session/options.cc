@@ -45,7 +45,7 @@ std::optional<std::map<std::string, RoundingContract>> contracts_of(const std::s
 }
 
 void ask_for(const RoundingOptions& options, JudgeOptions& judge) {
-  judge.contracts = contracts_of(options.schema);
+  if (!options.schema.empty()) judge.contracts = contracts_of(options.schema);
   for (const std::string& text : options.rounding) judge.rounding.push_back(rounding_from(text));
   std::vector<std::string> asked = options.rounding;
   if (!options.schema.empty()) asked.insert(asked.begin(), options.schema);

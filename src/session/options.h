@@ -79,7 +79,8 @@ struct RoundingOptions {
 
   bool asks_for_nothing() const { return schema.empty() && rounding.empty(); }
 };
-// Into what the judge takes. Throws Error as rounding_from() does.
+// Into what the judge takes; what it held before stands where nothing else is asked for. Throws
+// Error as rounding_from() does.
 void ask_for(const RoundingOptions& options, JudgeOptions& judge);
 
 // A contract for every point, as an engine has it; "": nothing, "auto": none is declared.

@@ -20,7 +20,9 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
       device_(brings.device),
       plan_(plan_of(whole.config(), seat.rank(), seat.ranks())),
       cut_(plan_),
-      parts_{.plan = plan_} {
+      copies_(whole.config(), seat.ranks()) {
+  plan_.by_rows = brings.by_rows;
+  parts_.plan = plan_;
   CollectivesLibrary& library = open_collectives(device_.kind);
   seat.does(RankDoes::meets);
   Meeting meeting{.rank = seat.rank(),
@@ -41,7 +43,11 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
   }
   collectives_ = library.meet(meeting);
   seat.does(RankDoes::loads);
-  agreed_.emplace(*collectives_, [&seat](const CollectiveCall* call) { seat.waits_in(call); });
+  // Ranks of one process have memory in common, by which they agree in a microsecond.
+  TellCall tell = [&seat](const CollectiveCall& call) { return seat.tell(call); };
+  if (seat.elsewhere()) tell = told_by(*collectives_);
+  agreed_.emplace(*collectives_, tell,
+                  [&seat](const CollectiveCall* call) { seat.waits_in(call); });
   parts_.exchange = agreed_->table();
 }
 
@@ -49,6 +55,7 @@ Graph Ranked::graph() const { return qwen_graph_of(whole_.config(), /*over_ranks
 
 std::unique_ptr<Engine> Ranked::engine(Ops ops, EngineOptions options, Engine::Hooks hooks) {
   shard_.emplace(whole_, cut_);
+  options.over_ranks = true;
   options.make_executor = [this](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
     seat_.in_pass(pass.batch.info.pass);
     seat_.does(RankDoes::computes);
@@ -143,7 +150,10 @@ void Ranked::take(RankPass own, Sink& seen) {
   seat_.does(RankDoes::judges);
   joined_ = join(std::move(passes));
   ++passes_;
+  if (plan_.by_rows) rows_[joined_.info.pass] = joined_.info.rows;
   apart_.insert(apart_.end(), joined_.apart.begin(), joined_.apart.end());
+  const auto wrong = copies_.judge(joined_, oracle_ ? &oracle_->whole() : nullptr);
+  apart_.insert(apart_.end(), wrong.begin(), wrong.end());
   if (oracle_) oracle_->begin_pass(&joined_);
   seen.begin(joined_.info);
   for (const RankTensor& tensor : joined_.tensors)
@@ -158,6 +168,7 @@ void Ranked::describe(Manifest& manifest) const {
   for (const Place& place : manifest.graph.places())
     manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
   manifest.provenance["ranks"] = std::to_string(seat_.ranks());
+  if (plan_.by_rows) manifest.provenance.emplace("sequence_parallel", "1");
   manifest.provenance["collectives"] = open_collectives(device_.kind).name();
 }
 
@@ -172,7 +183,8 @@ void Ranked::part(const RanksParted& parted) {
 }
 
 void Ranked::name_ranks(Result& result) const {
-  for (Finding& finding : result.findings) name_rank(finding, whole_.config(), seat_.ranks());
+  for (Finding& finding : result.findings)
+    name_rank(finding, whole_.config(), seat_.ranks(), rows_);
   if (result.first)
     for (const Finding& finding : result.findings)
       if (finding.node == result.first->node) result.first->rule = finding.rule;

@@ -8,6 +8,7 @@
 #include "src/judge/mode_comparer.h"
 #include "src/judge/oracle.h"
 #include "src/ranks/judge/join.h"
+#include "src/ranks/judge/own_copies.h"
 #include "src/ranks/judge/put_base.h"
 #include "src/ranks/judge/rank_hypotheses.h"
 #include "src/ranks/judge/rank_oracle.h"
@@ -26,6 +27,7 @@ class Ranked {
   // where ranks were started elsewhere.
   struct Brings {
     Device device;
+    bool by_rows = false;  // as of a RankPlan
     std::chrono::milliseconds patience{0};
     std::map<std::string, std::string> facts = {};
   };
@@ -83,6 +85,8 @@ class Ranked {
   std::optional<PutBase> put_;
   RankOracle* oracle_ = nullptr;  // whoever judges owns it
   JoinedPass joined_;
+  RowsOfPasses rows_;
+  OwnCopies copies_;
   std::vector<Apart> apart_;
   bool parted_ = false;
   int64_t passes_ = 0;

@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
+#include "src/session/collectives_library.h"
 #include "src/session/device.h"
 #include "src/session/judged_run.h"
 #include "src/session/modes.h"
@@ -47,20 +48,18 @@ void check_can_share(const RunOptions& options) {
     plan_of(config, rank, static_cast<int>(options.ranks));
 }
 
-namespace {
-
-// The options with the device of the rank.
-RunOptions on_own_device(RunOptions options, const RankSeat& seat) {
-  if (options.model.device == "cpu") return options;
+std::string device_of_rank(const std::string& device, const RankSeat& seat) {
+  if (device == "cpu") return device;
   const Rendezvous* elsewhere = seat.elsewhere();
   const int devices = cuda_devices(), card = elsewhere ? elsewhere->gpu : seat.rank();
   check(devices > (elsewhere ? card : seat.ranks() - 1),
         "{} ranks need as many CUDA devices, and this machine has {}: give a lower --tp, or "
         "--device cpu",
         seat.ranks(), devices);
-  options.model.device = Device{DeviceKind::cuda, card}.text();
-  return options;
+  return Device{DeviceKind::cuda, card}.text();
 }
+
+namespace {
 
 // A number from text; `whose` begins the Error on anything else.
 int64_t number_from(const std::string& text, int64_t most, const std::string& whose) {
@@ -110,7 +109,7 @@ std::optional<Rendezvous> rendezvous_of(RunOptions& options) {
     return options.ranks > 1 ? from_torchrun(options) : std::nullopt;
   check(options.rank >= 0 && !options.rendezvous.empty(),
         "--rank and --rendezvous belong together, found one of them: add the other");
-  check(options.ranks > 1, "--rank is one of several, found no --world: add --world 2, or more");
+  check(options.ranks > 1, "--rank is one of several, found no --tp: add --tp 2, or more");
   check(options.rank < options.ranks, "--rank is {}, but the ranks are 0..{}: name one of those",
         options.rank, options.ranks - 1);
   Rendezvous there = meeting_at(options.rendezvous, "--rendezvous");
@@ -120,11 +119,14 @@ std::optional<Rendezvous> rendezvous_of(RunOptions& options) {
 
 // The provenance has most of it. Of the machine, and of where files lie, ranks need not be alike.
 Ranked::Brings brings_of(const RunOptions& options, const Session& session) {
-  if (options.rank < 0) return {.device = session.engine.device};  // forks of one process
+  const bool by_rows = options.sequence_parallel;
+  if (options.rank < 0)  // forks of one process
+    return {.device = session.engine.device, .by_rows = by_rows};
   std::map<std::string, std::string> facts = provenance_of(session, {});
   for (const char* own : {"created_utc", "command_line", "model", "cpu", "gpu", "gpu_driver"})
     facts.erase(own);
   facts["ranks"] = std::to_string(options.ranks);
+  facts["sequence_parallel"] = by_rows ? "1" : "0";
   facts["faults"] = fmt::format("{}", fmt::join(options.faults, " "));
   facts["modes"] = options.modes;
   facts["points"] = options.observe.points;
@@ -141,13 +143,19 @@ Ranked::Brings brings_of(const RunOptions& options, const Session& session) {
   }
   const auto patience = std::chrono::duration<double>(options.rank_patience);
   return {.device = session.engine.device,
+          .by_rows = by_rows,
           .patience = std::chrono::duration_cast<std::chrono::milliseconds>(patience),
           .facts = std::move(facts)};
 }
 
+namespace {
+
+// One rank's share of run(): rank 0 judges and returns the result; the others serve it, and return
+// nothing.
 std::optional<Result> run_rank(const RunOptions& asked,
                                const std::vector<std::string>& command_line, RankSeat& seat) {
-  const RunOptions options = on_own_device(asked, seat);
+  RunOptions options = asked;
+  options.model.device = device_of_rank(options.model.device, seat);
   if (seat.rank() == 0) return run(options, command_line, &seat);
   seat.does(RankDoes::loads);
   Session session = open_session(options.model);
@@ -164,6 +172,27 @@ std::optional<Result> run_rank(const RunOptions& asked,
   for (const Request& request : session.requests) made->submit(request);
   ranked.serve(*made, options.observe.selection());
   return {};
+}
+
+}  // namespace
+
+int run_over_ranks(const RunOptions& options, const std::optional<Rendezvous>& elsewhere,
+                   const std::vector<std::string>& command_line,
+                   const std::function<int(const Result&)>& show) {
+  using std::chrono::milliseconds, std::chrono::duration_cast;
+  const auto patience =
+      duration_cast<milliseconds>(std::chrono::duration<double>(options.rank_patience));
+  const int ranks = static_cast<int>(options.ranks);
+  const auto body = [&](RankSeat& seat) {
+    const std::optional<Result> result = run_rank(options, command_line, seat);
+    return result ? show(*result) : 0;
+  };
+  // Half of a short run is the opening of LibTorch, which starts no thread: ranks on CPUs are forks
+  // of a process that has done it once. That of a GPU is each rank's own.
+  if (!elsewhere && options.model.device == "cpu") open_collectives(DeviceKind::cpu);
+  if (!elsewhere) return run_ranks(ranks, patience, body);
+  const milliseconds later = patience + milliseconds(5000);  // first it says itself what it misses
+  return join_ranks(static_cast<int>(options.rank), ranks, *elsewhere, later, body);
 }
 
 }  // namespace lockstep

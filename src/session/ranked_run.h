@@ -20,9 +20,14 @@ std::optional<Rendezvous> rendezvous_of(RunOptions& options);
 // A rank comes to the others with this; all that must be alike is among its facts.
 Ranked::Brings brings_of(const RunOptions& options, const Session& session);
 
-// One rank's share of run(): rank 0 judges and returns the result; the others serve it, and return
-// nothing.
-std::optional<Result> run_rank(const RunOptions& options,
-                               const std::vector<std::string>& command_line, RankSeat& seat);
+// The device of a rank, where --device says "cpu" or "cuda": a card each. Throws Error where this
+// machine has too few.
+std::string device_of_rank(const std::string& device, const RankSeat& seat);
+
+// Serves what the options ask for over their ranks, or as the one that is to be here; returns the
+// exit status, which `show` makes of the result in rank 0. Throws Error as run_ranks() does.
+int run_over_ranks(const RunOptions& options, const std::optional<Rendezvous>& elsewhere,
+                   const std::vector<std::string>& command_line,
+                   const std::function<int(const Result&)>& show);
 
 }  // namespace lockstep

@@ -19,13 +19,14 @@ struct RunOptions {
   std::string limits, accumulator;
   RoundingOptions rounding;
   bool no_audit = false, confirm = false, fail_fast = false, error_budget = false;
-  std::string judge_rows;     // a text for rows_to_judge
-  std::string modes;          // empty: beside the reference
-  int64_t determinism = 0;    // how often the same is served; 0: it is not asked for
-  int64_t ranks = 1;          // that share the model, a process each
-  double rank_patience = 20;  // seconds that one may get no further while others wait for it
-  int64_t rank = -1;          // of this process, where others start the others; -1: it starts all
-  std::string rendezvous;     // "HOST:PORT", where they meet then
+  std::string judge_rows;          // a text for rows_to_judge
+  std::string modes;               // empty: beside the reference
+  int64_t determinism = 0;         // how often the same is served; 0: it is not asked for
+  int64_t ranks = 1;               // that share the model, a process each
+  bool sequence_parallel = false;  // they share the residual stream by rows, too
+  double rank_patience = 20;       // seconds that one may get no further while others wait for it
+  int64_t rank = -1;       // of this process, where others start the others; -1: it starts all
+  std::string rendezvous;  // "HOST:PORT", where they meet then
 };
 
 class RankSeat;

@@ -8,11 +8,14 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+TOKENS = [str(7919 * i % 3000 + 5) for i in range(40)]
 sys.path.insert(0, str(HERE.parents[1] / "traces/python"))
+import llama_cpp  # noqa: E402
 import lockstep  # noqa: E402
 from gguf_checkpoint import read_weights, write_checkpoint, write_gguf  # noqa: E402
 from llama_run import Way, quiet, run  # noqa: E402
@@ -142,6 +145,30 @@ class Table:
             self.say(found.status == 1, f"{model:13}q8_0  outside:", named)
 
 
+    def hooked(self):
+        """traces/examples/llama_cb_eval.c, which has the callback write a trace itself."""
+        library, program = pathlib.Path(llama_cpp.__file__).parent / "lib", self.folder / "hooked"
+        headers = next(library.parents[1].rglob("llama.h")).parent
+        root = HERE.parents[1]
+        subprocess.run(["cc", "-std=c99", "-Wall", "-Werror",
+                        root / "traces/examples/llama_cb_eval.c", "-o", program, f"-I{root}",
+                        f"-I{headers}", f"-L{library}", "-lllama",
+                        "-lggml", "-lggml-base", f"-L{self.binary.parent}", "-llockstep_trace",
+                        f"-Wl,-rpath,{library}:{self.binary.parent}"], check=True)
+        for model in MODELS:
+            made, truth = self.made(model), HERE.parent / "data" / model
+            for dtype in ("fp32", "bf16"):
+                (self.folder / "x.h5").unlink(missing_ok=True)
+                write_gguf(self.folder / "m.gguf", made.config, made.weights, dtype)
+                subprocess.run([program, self.folder / "m.gguf", truth, self.folder / "x.h5",
+                                *TOKENS], check=True, stderr=subprocess.DEVNULL)
+                found = lockstep.judge(self.folder / "x.h5", truth, "--schema", PRESETS[dtype],
+                                       command=self.binary)
+                nodes = f"{found.judged} of {found.expected} nodes"
+                self.say(bool(found), f"{model:13}{dtype:5}by its C callback ", found.verdict,
+                         nodes, "" if found else found.story)
+
+
 def main():
     binary = pathlib.Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +176,7 @@ def main():
         table.rights()
         table.wrongs()
         table.outside()
+        table.hooked()
     return 1 if table.failed else 0
 
 

@@ -34,8 +34,9 @@ NAMED = {
         "norm-mean-subtracted", "q-bias-missing", "down-rows-shifted", "v-toward-zero",
         "act-gelu", "embed-next-id", "head-one-row-stale", "token-runner-up"),
     Setting(EXPERTS, "fp32", "sdpa"): ("experts-not-normalised", "experts-off-by-one")}
-RIGHT = ("attention-flash", "attention-split-kv-rounded", "norm-fused", "rope-fp32-once",
-         "batch-padded")
+# Wherever 1 + tanh cancels, a right SiLU is off by more than its own size lets expect.
+RIGHT = ("act-by-tanh", "attention-flash", "attention-split-kv-rounded", "norm-fused",
+         "rope-fp32-once", "batch-padded")
 
 
 class Judged(unittest.TestCase):
@@ -99,6 +100,15 @@ class Clean(Judged):
         setting = Setting(QWEN3, "bf16", "sdpa")
         self.assert_clean([(name, self.judge_variant(setting, name, VARIANTS[name].rounding))
                            for name in RIGHT])
+        setting = Setting(QWEN3, "fp32", "sdpa")
+        self.assert_clean([("act-by-tanh", self.judge_variant(setting, "act-by-tanh", None))])
+
+    def test_a_query_that_is_scaled_and_stored_is_clean_in_eager_attention(self):
+        """Heads of 32, whose scale is no power of two."""
+        setting = Setting(QWEN25, "bf16", "eager")
+        scaled = VARIANTS["scale-on-q-eager"].rounding
+        self.assert_clean([(rounding, self.judge_variant(setting, "scale-on-q-eager", rounding))
+                           for rounding in (scaled, None)])
 
     def test_k_and_v_that_a_trace_lacks_are_those_that_it_shows(self):
         """No hook sees what attention reads; it is judged on what the projections made."""

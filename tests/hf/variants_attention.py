@@ -137,7 +137,7 @@ ATTENTION = [
     Variant("scale-on-q", "q * scale rounded first", scaled_q,
             declared("attn.out", "query_rounded"), attention=("sdpa",)),
     Variant("scale-on-q-eager", "the same, and scores and probabilities rounded", scaled_q,
-            attention=("eager",)),
+            declared("attn.out", "eager_query_rounded"), attention=("eager",)),
 ]
 
 

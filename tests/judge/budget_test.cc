@@ -134,10 +134,32 @@ TEST(Budget, OfAnglesHoldsForThoseOfFp32AtLongPositions) {
 }
 
 TEST(Budget, OfSilu) {
-  const Exact exact{.shape = {1}, .want = {5.0}, .factor = {2.0}};
+  const Exact exact{.shape = {1}, .want = {5.0}, .magnitude = {8.0}, .factor = {2.0}};
   const Budget b = budget_of(OpKind::silu_mul, exact, DType::f32);
-  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-22 + 16 * kU * 5);
-  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-42 / 12 + std::pow(15 * kU, 2));
+  EXPECT_DOUBLE_EQ(b.limit[0], 0x1p-22 + (16 * 5 + 8) * kU);
+  EXPECT_DOUBLE_EQ(b.variance[0], 0x1p-42 / 12 + std::pow(15 * kU, 2) + std::pow(2.4 * kU, 2));
+}
+
+// gate / 2 (1 + t) up in fp32, by a tanh t that is off by so many u: what is left of 1 + t where
+// the gate is negative.
+TEST(Budget, OfSiluAllowsASigmoidByTanhAndNoMore) {
+  const float up = 1.7F;
+  double worst = 0, squares = 0, of_rough = 0;
+  int count = 0;
+  for (float gate = -14; gate < 4; gate += 0.00037F, ++count) {
+    const double want = gate / (1 + std::exp(-static_cast<double>(gate))) * up;
+    const Exact exact{
+        .shape = {1}, .want = {want}, .magnitude = {std::fabs(gate * up)}, .factor = {up}};
+    const Budget b = budget_of(OpKind::silu_mul, exact, DType::f32);
+    const auto off = [&](float t) { return std::fabs(0.5F * gate * (1 + t) * up - want); };
+    const float tanh = std::tanh(0.5F * gate);
+    worst = std::max(worst, off(tanh) / b.limit[0]);
+    squares += std::pow(off(tanh), 2) / b.variance[0];
+    of_rough = std::max(of_rough, off(tanh + 4 * static_cast<float>(kU)) / b.limit[0]);
+  }
+  EXPECT_LT(worst, 1);
+  EXPECT_LT(squares / count, 1);
+  EXPECT_GT(of_rough, 1.5) << "a tanh that is off by 4 u is no good one";
 }
 
 // x / (1 + exp(-x)) in fp32, as kernels have it, is 0 from -88.8 on; its exact value is a normal
@@ -147,7 +169,8 @@ TEST(Budget, OfSiluAllowsItsExponentialToOverflow) {
   for (const float gate : {-80.f, -88.f, -88.8f, -90.f, -95.f, -103.f, -110.f}) {
     const double want = gate / (1 + std::exp(-static_cast<double>(gate))) * up;
     const double got = gate / (1 + std::exp(-gate)) * static_cast<float>(up);
-    const Exact exact{.shape = {1}, .want = {want}, .factor = {up}};
+    const Exact exact{
+        .shape = {1}, .want = {want}, .magnitude = {std::fabs(gate * up)}, .factor = {up}};
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Budget b = budget_of(OpKind::silu_mul, exact, dtype);
       EXPECT_LE(std::fabs(round_to(got, dtype) - want), b.limit[0]) << gate;
@@ -157,7 +180,7 @@ TEST(Budget, OfSiluAllowsItsExponentialToOverflow) {
       EXPECT_LE(std::fabs(round_to(got, dtype) - want), b.limit[0]) << gate;
     }
   }
-  const Exact lost{.shape = {1}, .want = {1e-30}, .factor = {1}};
+  const Exact lost{.shape = {1}, .want = {1e-30}, .magnitude = {1e-30}, .factor = {1}};
   EXPECT_LT(budget_of(OpKind::silu_mul, lost, DType::f32).limit[0], 1e-35) << "no more than that";
 }
 
@@ -214,9 +237,10 @@ TEST(Budget, SaysWhatElementsMayHaveInCommon) {
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::bf16).gain, 12 * 0x1p-23);
   EXPECT_EQ(budget_of(OpKind::norm, {.shape = {1}, .want = {1}, .terms = 4}, DType::f32).gain,
             0x1p-21);
-  EXPECT_EQ(
-      budget_of(OpKind::silu_mul, {.shape = {1}, .want = {1}, .factor = {1}}, DType::f32).gain,
-      0x1p-21);
+  EXPECT_EQ(budget_of(OpKind::silu_mul,
+                      {.shape = {1}, .want = {1}, .magnitude = {1}, .factor = {1}}, DType::f32)
+                .gain,
+            0x1p-21);
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::bf16).misrounds, 0.02);
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f16).misrounds, 0.10);
   EXPECT_EQ(budget_of(OpKind::linear, exact, DType::f32).misrounds, 1);
@@ -233,17 +257,20 @@ Chain chain_of(DType dtype, double off, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   constexpr int64_t kCount = 50000;
-  std::vector<double> got, want, inner, factor;
+  std::vector<double> got, want, inner, factor, gates, products;
   const auto r = [dtype](double x) { return round_to(x, dtype); };
   for (int64_t i = 0; i < kCount; ++i) {
     factor.push_back(r(normal(random)));
     inner.push_back(normal(random));
+    gates.push_back(2 * std::fabs(inner.back()));  // of a silu: its sigmoid is a half
     want.push_back(r(inner.back()) * factor.back());
     got.push_back(r(r(inner.back() * (1 + off * kU * normal(random))) * factor.back()));
   }
   Exact e{.contract = RoundingContract::hf, .shape = {kCount}, .want = want, .terms = 1024};
   e.factor = factor;
-  e.steps = {{inner, factor, {}}};
+  for (size_t i = 0; i < gates.size(); ++i) products.push_back(std::fabs(gates[i] * factor[i]));
+  e.magnitude = products;
+  e.steps = {{inner, factor, gates}};
   return {e, got};
 }
 

@@ -32,6 +32,8 @@ TEST(ContractsOfAnOp, AreThoseThatDifferForIt) {
 TEST(ContractsOfAnOp, StandForTheNearestThatItHas) {
   EXPECT_EQ(meant_by(eager, OpKind::norm, kBf16), hf);
   EXPECT_EQ(meant_by(eager, OpKind::attention, kBf16), eager);
+  EXPECT_EQ(meant_by(eager_query_rounded, OpKind::attention, kBf16), eager_query_rounded);
+  EXPECT_EQ(meant_by(eager_query_rounded, OpKind::norm, kBf16), hf);
   EXPECT_EQ(meant_by(hf, OpKind::linear, kBf16), fused);
   EXPECT_EQ(meant_by(hf_unrounded_sum, OpKind::silu_mul, kBf16), hf);
   EXPECT_EQ(meant_by(tf32, OpKind::linear, kFp32), tf32);

@@ -257,16 +257,21 @@ class FakeOracle : public Oracle {
 
   static Exact silu_mul(const OracleCall& call) {
     const std::vector<double> up = values_of(call.inputs.at(1));
-    std::vector<double> want = values_of(call.inputs[0]), inner;
+    std::vector<double> want = values_of(call.inputs[0]), inner, gates, products;
     for (size_t i = 0; i < up.size(); ++i) {
+      gates.push_back(std::fabs(want[i]));
+      products.push_back(std::fabs(want[i] * up[i]));
       inner.push_back(want[i] / (1 + std::exp(-want[i])));
       want[i] = step(inner.back(), call) * up[i];
     }
-    return {.contract = call.contract,
-            .shape = call.inputs[0].shape,
-            .want = want,
-            .factor = up,
-            .steps = steps_of(inner, up, call)};
+    Exact exact{.contract = call.contract,
+                .shape = call.inputs[0].shape,
+                .want = want,
+                .magnitude = products,
+                .factor = up,
+                .steps = steps_of(inner, up, call)};
+    for (Step& step : exact.steps) step.other = gates;
+    return exact;
   }
 
   static Exact add(const OracleCall& call) {

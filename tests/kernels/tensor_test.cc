@@ -100,6 +100,7 @@ TEST(Tensor, IsInTheMemoryOfItsOwnDevice) {
   static std::array<int, 2> held = {};
   static std::array<int, 2> waits = {};
   static std::array<int, 2> copies = {};
+  static int asked = 0;
   for (const int index : {0, 1})
     register_runtime({.index = index,
                       .allocate =
@@ -112,7 +113,11 @@ TEST(Tensor, IsInTheMemoryOfItsOwnDevice) {
                             --held[static_cast<size_t>(index)];
                             std::free(memory);
                           },
-                      .available = [] { return int64_t{0}; },
+                      .available =
+                          [] {
+                            ++asked;
+                            return int64_t{0};
+                          },
                       .copy =
                           [index](void* to, const void* from, int64_t bytes, CUstream_st*) {
                             ++copies[static_cast<size_t>(index)];
@@ -133,6 +138,7 @@ TEST(Tensor, IsInTheMemoryOfItsOwnDevice) {
     EXPECT_EQ(waits, (std::array{1, 1}));
   }
   EXPECT_EQ(held, (std::array{0, 0}));
+  EXPECT_EQ(asked, 0) << "what a device has left, which takes it long to say, and nobody wants";
   expect_refused([] { Tensor({4}, DType::f32, device_from("cuda:2")); }, {"CUDA device 2"});
   forget_runtimes();
 }

@@ -97,6 +97,18 @@ TEST(Ops, ThatAddOneSquareAfterTheOtherAreRight) {
   EXPECT_GT(norm.cases, 80);
 }
 
+// Headers of ops promise one rounding, so that nobody has to declare it.
+TEST(Ops, ThatRoundTwiceAreRightWhereThatIsDeclared) {
+  const OpsResult::Account norm = tried("rounds_twice", "rms_norm");
+  EXPECT_GT(norm.wrong, 0);
+  EXPECT_NE(said_of(norm).find("right if it rounds as hf"), std::string::npos) << said_of(norm);
+  const OpsResult declared = check_ops({.library = library("rounds_twice"),
+                                        .only = {"rms_norm"},
+                                        .dtypes = {"bf16"},
+                                        .rounding = {.schema = "hf"}});
+  EXPECT_EQ(exit_status(declared), 0) << said_of(declared.ops.at(0));
+}
+
 TEST(Ops, ThatWriteWhereTheyMayNotAreNamed) {
   const OpsResult::Account beside = tried("first", "add");
   EXPECT_GT(beside.wrong, 0);

@@ -32,6 +32,11 @@ class Captured(InFolder):
         self.assertTrue(torch.equal(plain, made))
         return path
 
+    def called(self, *words):
+        made = subprocess.run([find_command(), *map(str, words)], capture_output=True, text=True,
+                              check=False)
+        return made.returncode, made.stdout + made.stderr
+
     def assert_clean(self, path, folder):
         verdict = lockstep.judge(path, folder)
         self.assertTrue(verdict, verdict)
@@ -55,11 +60,6 @@ def forced_loop(model):
 
 class Replayed(Captured):
     """One op of a captured trace again, and in a folder of its own."""
-
-    def called(self, *words):
-        made = subprocess.run([find_command(), *map(str, words)], capture_output=True, text=True,
-                              check=False)
-        return made.returncode, made.stdout + made.stderr
 
     def captured_with_bug(self, **options):
         """The tail of the inputs of a product is left out."""
@@ -169,6 +169,46 @@ class Clean(Captured):
         path = self.captured(load(SLIDING), lambda model: torch.cat([
             generated(ids)(model), generated(ids[:, 1:], 2, use_cache=False)(model)], 1))
         self.assert_clean(path, SLIDING)
+
+
+    def test_requests_packed_into_one_row_are_told_by_the_caller(self):
+        """And digests alone of the same say that it is the same, and judge nothing."""
+        owner = torch.tensor([[4] * 9 + [-1] + [7] * 5])
+        position = torch.cat([torch.arange(9), torch.zeros(1), torch.arange(5)]).long()[None]
+        ids = torch.cat([tokens(9, 1, 300), tokens(1, 3, 300), tokens(5, 2, 300)], 1)
+        own = (owner[0][:, None] == owner[0]) & torch.ones(15, 15, dtype=torch.bool).tril()
+
+        @torch.no_grad()
+        def run(model):
+            return model(ids, position_ids=position, attention_mask=own[None, None],
+                         use_cache=False).logits
+
+        def asked(arguments):
+            return owner, arguments["position_ids"]
+
+        path = self.captured(load(QWEN3), run, request_positions=asked)
+        self.assert_clean(path, QWEN3)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.id, len(r.prompt)) for r in trace.requests], [(4, 9), (7, 5)])
+        full = path.rename(self.folder / "full.h5")
+        path = self.captured(load(QWEN3), run, request_positions=asked, device_digests=True)
+        self.assertLess(path.stat().st_size, full.stat().st_size / 6)
+        status, screen = self.called("diff", full, path)
+        self.assertEqual(status, 0, screen)
+        self.assertIn("identical", screen)
+        verdict = lockstep.judge(path, QWEN3)
+        self.assertEqual((verdict.verdict, verdict.judged), ("inconclusive", 0))
+
+    def test_positions_that_a_cache_cannot_have_are_refused(self):
+        for owner, position, part in (
+                ([0, 0, 0], [0, 2, 1], "request 0 has positions 0, 2, 1 in row 0"),
+                ([0, 0], [0, 1], "integers [1, 3], were wanted"),
+                ([0.0, 0.0, 0.0], [0, 1, 2], "integers [1, 3], were wanted")):
+            def run(owner=owner, position=position):
+                with lockstep.capture(load(QWEN3), self.folder / "x.h5", request_positions=lambda _:
+                                      (torch.tensor([owner]), torch.tensor([position]))):
+                    load(QWEN3)(tokens(3, 1, 300))
+            self.refused(part, run)
 
 
 class Wrong(Captured):

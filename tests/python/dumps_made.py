@@ -23,6 +23,35 @@ class Seen:
     modules: dict[str, list[torch.Tensor]]
 
 
+class OfRank:
+    """What one rank of a trace over ranks would have dumped; reduced: after each sum."""
+
+    SUMS = {"attn.o": "attn.o_partial", "mlp.down": "mlp.down_partial"}
+
+    def __init__(self, trace, rank, ranks, reduced):
+        self.trace, self.rank, self.ranks, self.reduced = trace, rank, ranks, reduced
+        self.passes = trace.passes
+
+    def tensor(self, point, layer=None, number=0):
+        if point in self.SUMS and not self.reduced:
+            return self.trace.tensor(self.SUMS[point], layer, number=number)[:, self.rank]
+        whole = self.trace.tensor(point, layer, number=number)
+        if whole.ndim == 3 or point in ("mlp.gate", "mlp.up", "mlp.act"):
+            return numpy_part(whole, self.rank, self.ranks)
+        return whole
+
+
+def numpy_part(whole, rank, ranks):
+    """A stretch of the first axis after that of rows; of an axis too short for all, a copy."""
+    count = whole.shape[1]
+    first = rank * count // ranks
+    return whole[:, first:first + max(1, count // ranks)]
+
+
+def rank_of(trace):
+    return getattr(trace, "rank", 0)
+
+
 def tensor_of(trace, number, point, layer=None):
     """A tensor of a pass as torch has it."""
     return torch.from_numpy(trace.tensor(point, layer, number=number)).to(torch.bfloat16)
@@ -73,9 +102,10 @@ def sglang_dumper(trace, folder: pathlib.Path, old: bool = False) -> None:
         nonlocal index
         index += 1
         if old:
-            facts = {"forward_pass_id": step, "rank": 0, "name": name, "dump_index": index}
+            facts = {"forward_pass_id": step, "rank": rank_of(trace), "name": name,
+                     "dump_index": index}
         else:
-            facts = {"step": step, "rank": 0, "dump_index": index, "name": name,
+            facts = {"step": step, "rank": rank_of(trace), "dump_index": index, "name": name,
                      "recompute_status": "disabled"}
         file = "___".join(f"{key}={text}" for key, text in facts.items()) + ".pt"
         torch.save(value if old else {"value": value, "meta": facts}, folder / file)
@@ -98,7 +128,8 @@ def sglang_dumper(trace, folder: pathlib.Path, old: bool = False) -> None:
 def pass_files(trace, folder: pathlib.Path, of_vllm: bool = False) -> None:
     """Pass00000.pt, ...: what `model` and `logits_processor` returned stands one file later."""
     late = {}
-    inner = folder / "TP0_PP0_Rank0_pid1234"
+    rank = rank_of(trace)
+    inner = folder / f"TP{rank}_PP0_Rank{rank}_pid{1234 + rank}"
     inner.mkdir()
     for number, seen in enumerate(fused_passes(trace)):
         batch = batch_of(seen)
@@ -131,10 +162,48 @@ def vllm_intermediates(trace, folder: pathlib.Path) -> None:
         (root / "module_calls.txt").write_text("\n".join(seen.modules))
 
 
+def vllm_hidden_states(trace, folder: pathlib.Path) -> None:
+    """A file a request: its tokens but the last one that was chosen, and what each layer left."""
+    from safetensors.torch import save_file
+    for request in {row.request for row in trace.passes[0].rows}:
+        rows, states = [], []
+        for number, run in enumerate(trace.passes):
+            own = [i for i, row in enumerate(run.rows) if row.request == request]
+            rows += [run.rows[i].token for i in own]
+            states.append(torch.stack([tensor_of(trace, number, "mlp.residual", layer)[own]
+                                       for layer in range(6)], 1))
+        save_file({"hidden_states": torch.cat(states), "token_ids": torch.tensor(rows)},
+                  folder / f"cmpl-{request}.safetensors")
+
+
+def edge_llm(trace, folder: pathlib.Path) -> None:
+    """One file of all rounds; the cache has room for 32 columns, in which nothing is meant."""
+    from safetensors.torch import save_file
+    content = {}
+    for number, run in enumerate(trace.passes):
+        lengths = {row.request: row.position + 1 for row in run.rows}
+        content[f"round_{number}.logits"] = tensor_of(trace, number, "logits")
+        for i in range(6):
+            cache = torch.full((len(lengths), 2, 2, 32, 64), torch.nan, dtype=torch.bfloat16)
+            for b, (request, length) in enumerate(lengths.items()):
+                for before in range(number + 1):
+                    for row, (k, v) in zip(trace.passes[before].rows, zip(
+                            tensor_of(trace, before, "attn.k_rope", i),
+                            tensor_of(trace, before, "attn.v", i))):
+                        if row.request == request:
+                            cache[b, :, :, row.position] = torch.stack((k, v))
+            content[f"round_{number}.layer_{i}.kv"] = cache
+        content[f"round_{number}.context_lengths"] = torch.tensor(list(lengths.values()),
+                                                                  dtype=torch.int32)
+        chosen = trace.tensor("token", number=number)
+        content[f"round_{number}.generated_token_ids"] = torch.from_numpy(chosen.astype("int32"))
+    save_file(content, folder / "edgellm_dump.safetensors")
+
+
 def msprobe(trace, folder: pathlib.Path) -> None:
     """step0/rank0/dump.json of level mix, of vLLM's modules."""
     for step, seen in enumerate(fused_passes(trace)):
-        root = folder / f"step{step}" / "rank0"
+        root = folder / f"step{step}" / f"rank{rank_of(trace)}"
         (root / "dump_tensor_data").mkdir(parents=True)
         data = {"Tensor.add.0.forward": {"input_args": [], "output": [{"data_name": "a.pt"}]}}
 
@@ -163,7 +232,7 @@ def tensorrt_llm_rotary(trace, folder: pathlib.Path) -> None:
 
 def tensorrt_llm_hooks(trace, folder: pathlib.Path, between: dict[str, str] | None = None) -> None:
     """rank0/1.Qwen3Model-2.Qwen3DecoderLayer-1.RMSNorm-output.0.pt: numbers are of calls."""
-    root, between = folder / "rank0", between or {}
+    root, between = folder / f"rank{rank_of(trace)}", between or {}
     o_proj = f"2.Qwen3Attention-{4 + len(between)}.Linear"
     root.mkdir()
     for number, seen in enumerate(fused_passes(trace)):

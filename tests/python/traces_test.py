@@ -297,6 +297,22 @@ class Engines(InFolder):
                 edges = index["parts/shape_edges"][()]
                 self.assertEqual((len(edges), edges[-1]), (count + 1, len(index["parts/shape"])))
 
+    def test_columns_are_of_types_that_h5web_draws(self):
+        """No compounds, no bits, no floats of 16 bits: those are in /tensors alone."""
+        drawn = {np.dtype(kind) for kind in ("i1", "i2", "i4", "i8", "u1", "u4", "u8", "f8")}
+
+        def look(name, found):
+            if isinstance(found, h5py.Dataset) and not name.startswith("tensors/"):
+                text = h5py.check_string_dtype(found.dtype)
+                self.assertTrue(text or found.dtype in drawn, (name, found.dtype))
+                self.assertTrue(text is None or text.encoding == "utf-8", name)
+
+        for path in (self.path, self.written()):
+            with h5py.File(path) as file:
+                file.visititems(look)
+                self.assertEqual(file.attrs["default"], "summary")  # what a viewer opens with
+                self.assertEqual(file["summary/rms"].dtype, np.float64)
+
     @unittest.skipUnless(has("xarray") and has("h5netcdf"), "xarray or h5netcdf is not installed")
     def test_xarray_opens_the_index_as_a_table(self):
         import xarray

@@ -24,10 +24,11 @@ class Peer final : public Collectives {
     std::memcpy(parts.data, part.data, size);
     std::memcpy(parts.as<char>() + size, tells ? tells->data() : part.data, size);
   }
+  void reduce_scatter(const TensorView&, const TensorView&) override { ++scattered; }
   void send(const std::vector<std::byte>&, int) override {}
   std::vector<std::byte> receive(int) override { return {}; }
 
-  int reduced = 0;
+  int reduced = 0, scattered = 0;
   std::optional<std::array<int64_t, 5>> tells;
 };
 
@@ -35,7 +36,7 @@ class ExchangeTest : public testing::Test {
  protected:
   void reduce() { agreed_.table().all_reduce({.layer = 3, .point = "attn.o"}, sum_); }
   Peer peer_;
-  AgreedCalls agreed_{peer_, {}};
+  AgreedCalls agreed_{peer_, told_by(peer_), {}};
   Tensor sum_{Shape{2, 4}, DType::bf16};
 };
 
@@ -45,6 +46,18 @@ TEST_F(ExchangeTest, CallsWhatAllRanksCall) {
   EXPECT_EQ(peer_.reduced, 2);
   EXPECT_EQ(agreed_.calls(), 2);
   EXPECT_EQ(agreed_.bytes(), 2 * 16);
+}
+
+// What a rank is left with is counted, and a call of another kind is another call.
+TEST_F(ExchangeTest, TellsAReduceScatterFromAnAllReduce) {
+  const Tensor parts(Shape{4, 4}, DType::bf16);
+  const OpContext context{.layer = 3, .point = "attn.o"};
+  agreed_.table().reduce_scatter(context, parts, sum_);
+  EXPECT_EQ(peer_.scattered, 1);
+  EXPECT_EQ(agreed_.bytes(), 16);
+  peer_.tells = {0, point("attn.o").order(), 3, 16, static_cast<int64_t>(DType::bf16)};
+  EXPECT_THROW(agreed_.table().reduce_scatter(context, parts, sum_), RanksParted);
+  EXPECT_EQ(peer_.scattered, 1);
 }
 
 TEST_F(ExchangeTest, SaysWhoPartsAndCallsNothing) {

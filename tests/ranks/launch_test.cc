@@ -36,6 +36,26 @@ TEST(Launch, EndsWithTheStatusOfRankZero) {
   EXPECT_EQ(run_ranks(1, 5s, [](RankSeat&) { return 0; }), 0);
 }
 
+// Each reads all calls of every round, whoever is late.
+TEST(Launch, LetsRanksTellTheirCalls) {
+  const auto body = [](RankSeat& seat) {
+    for (int64_t round = 0; round < 2000; ++round) {
+      if (round % 97 == 31 * seat.rank()) std::this_thread::sleep_for(300us);
+      const std::vector<CollectiveCall> calls =
+          seat.tell({.layer = round, .bytes = round + seat.rank()});
+      for (int64_t rank = 0; rank < seat.ranks(); ++rank)
+        if (calls.at(rank).layer != round || calls[rank].bytes != round + rank) return 7;
+    }
+    return 0;
+  };
+  const auto in_all = [&](RankSeat& seat) {
+    const int status = body(seat);
+    check(status == 0, "rank {} read another call", seat.rank());
+    return status;
+  };
+  EXPECT_EQ(run_ranks(3, 5s, in_all), 0);
+}
+
 TEST(Launch, NamesTheRankThatIsKilled) {
   const std::string text = trouble_of([](RankSeat& seat) {
     seat.does(RankDoes::loads);

@@ -1,9 +1,11 @@
 """Random schedules over ranks, each judged, as many as asked for: not among the tests, for it takes
-minutes. `python many_schedules.py LOCKSTEP DATA [COUNT] [RANKS]`.
+minutes. `python many_schedules.py LOCKSTEP DATA [COUNT] [RANKS] [JOBS]`.
 
 Requests, chunks, pages, dtypes and sampling are drawn from the seed of each schedule, which a
 failure names.
 """
+import concurrent.futures
+import os
 import random
 import sys
 
@@ -11,6 +13,7 @@ from ranks import run
 
 count = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 ranks = int(sys.argv[4]) if len(sys.argv) > 4 else 2
+jobs = int(sys.argv[5]) if len(sys.argv) > 5 else max(1, os.cpu_count() // ranks)
 MODELS = ["bard-qwen3", "bard-qwen2.5", "tiny/qwen3-bias-mqa", "tiny/qwen3-moe",
           "tiny/qwen2-sliding"]
 
@@ -30,19 +33,24 @@ def drawn(seed):
         options += ["--prefix-cache"]
     if draw.random() < 0.3:
         options += ["--preempt", "swap"]
+    if draw.random() < 0.3:
+        options += ["--sequence-parallel"]
     if draw.random() < 0.4:
         options += ["--temperature", 1, "--seed", seed]
     return model, options, prompts, draw.randint(1, 8)
 
 
-failed = 0
-for seed in range(1, count + 1):
+def judged(seed):
+    """What is wrong with a schedule; "": it is clean, and all of it was judged."""
     model, options, prompts, max_new = drawn(seed)
     result, status, err = run(model, "--tp", ranks, *options, prompts=prompts, max_new=max_new)
     nodes = result["nodes"] if result else {}
-    if status != 0 or nodes["judged"] != nodes["expected"] or nodes["judged"] == 0:
-        failed += 1
-        print(f"FAILED: schedule {seed}: {model} {options}: {result['story'] if result else err}",
-              flush=True)
-print(f"{count} schedules over {ranks} ranks, {failed} failed")
-sys.exit(1 if failed or count == 0 else 0)
+    if status == 0 and nodes["judged"] == nodes["expected"] > 0:
+        return ""
+    return f"FAILED: schedule {seed}: {model} {options}: {result['story'] if result else err}"
+
+
+with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    said = [text for text in pool.map(judged, range(1, count + 1)) if text]
+print("\n".join(said + [f"{count} schedules over {ranks} ranks, {len(said)} failed"]))
+sys.exit(1 if said or count == 0 else 0)

@@ -59,6 +59,22 @@ TEST(RankPlan, RefusesWhatDoesNotDivide) {
   EXPECT_THROW(plan_of(model(12, 6), 0, 4), Error);
 }
 
+// Of fewer rows than there is room for the last ranks have fewer, or none.
+TEST(RankPlan, SharesEveryRowOnce) {
+  for (const int64_t tokens : {1, 2, 5, 8, 9})
+    for (const int ranks : {1, 2, 4}) {
+      int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const RankPlan plan{.rank = rank, .ranks = ranks};
+        const Part rows = plan.rows_of(tokens);
+        EXPECT_EQ(rows.first, next) << tokens << " " << rank << " of " << ranks;
+        EXPECT_LE(rows.count, plan.row_room(tokens));
+        next += rows.count;
+      }
+      EXPECT_EQ(next, tokens);
+    }
+}
+
 TEST(RankPlan, SaysWhichPartATensorIs) {
   const RankPlan plan = plan_of(model(6, 2), 1, 3);
   EXPECT_EQ(plan.shard_of(point("attn.q")), (Shard{.axis = 1, .offset = 2, .extent = 6}));

@@ -28,7 +28,7 @@ namespace {
 using enum RoundingContract;
 
 std::vector<RoundingContract> tried(const ContractTraits&) {
-  return {fused, eager, hf, query_rounded};
+  return {fused, eager, eager_query_rounded, hf, query_rounded};
 }
 
 std::vector<RoundingContract> declared(const ContractTraits& traits) {

@@ -4,12 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <tuple>
 
 #include "probes/digest.h"
-#include "src/judge/budget.h"
 #include "src/judge/ledger.h"
 
 namespace lockstep {
@@ -19,28 +17,6 @@ Shape with_extent(const Shape& shape, int axis, int64_t extent) {
   std::vector<int64_t> extents(shape.extents().begin(), shape.extents().end());
   extents[axis] = extent;
   return Shape(extents);
-}
-
-// Elements of a tensor that lie next to each other.
-struct Stretch {
-  TensorView tensor;
-  int64_t first;
-};
-
-// Whether two copies of a head are as near as its product in two shapes is, which kernels/matmul.h
-// does not promise to be the same: 2 spacings of the largest element, in fp32, whose sums round
-// many times, 64. These are chosen, not derived: a later rank's copy that is as near is not judged
-// by itself.
-bool round_otherwise(const Stretch& a, const Stretch& b, int64_t count) {
-  const DType dtype = a.tensor.dtype;
-  double most = 0, apart = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const double x = value_at(a.tensor, a.first + i), y = value_at(b.tensor, b.first + i);
-    if (!std::isfinite(x) || !std::isfinite(y)) return false;
-    most = std::max(most, std::fabs(y));
-    apart = std::max(apart, std::fabs(x - y));
-  }
-  return apart <= (dtype == DType::f32 ? 64 : 2) * ulp(most, dtype);
 }
 
 // The tensors of one place in every rank.
@@ -55,6 +31,7 @@ class Join {
     for (size_t rank = 1; rank < parts_.size(); ++rank)
       if (const std::string trouble = trouble_of(*parts_[rank]); !trouble.empty())
         return leave(rank, first_.rows.empty() ? Row{} : first_.rows.front(), trouble);
+    joined_.by_rows |= first_.shard && first_.shard->axis == 0;
     first_.shard ? join_parts() : compare_copies();
   }
 
@@ -128,14 +105,14 @@ class Join {
   }
 
   // Copies every part to its place. Where two ranks hold the same one, as K/V heads may be, their
-  // bits are held against each other.
+  // bits are held against each other, if they come of products of one shape.
   void join_parts() {
     const Shard& shard = *first_.shard;
     Tensor whole(with_extent(first_.data.view().shape, shard.axis, shard.extent),
                  first_.data.view().dtype);
-    std::vector<int64_t> filled(shard.extent);  // by how many of the axis at once; 0: not yet
-    for (size_t rank = 0; rank < parts_.size(); ++rank) place_part(rank, whole, filled);
-    if (std::ranges::count(filled, 0) > 0)
+    std::vector<int> holders(shard.extent, -1);
+    for (size_t rank = 0; rank < parts_.size(); ++rank) place_part(rank, whole, holders);
+    if (std::ranges::count(holders, -1) > 0)
       return leave(parts_.size() - 1, first_.rows.empty() ? Row{} : first_.rows.front(),
                    "parts of it are in no rank");
     if (!alike_ && first_.point->is_cache()) {
@@ -145,7 +122,8 @@ class Join {
     add_whole(std::move(whole));
   }
 
-  void place_part(size_t rank, const Tensor& whole, std::vector<int64_t>& filled) {
+  // holders: by number along the axis, the first rank that has it; -1: none so far.
+  void place_part(size_t rank, const Tensor& whole, std::vector<int>& holders) {
     const Shard& shard = *parts_[rank]->shard;
     const TensorView& part = parts_[rank]->data;
     int64_t before = 1, after = size_of(part.dtype);
@@ -154,29 +132,31 @@ class Join {
       if (axis > shard.axis) after *= part.shape[axis];
     }
     const int64_t count = part.shape[shard.axis];
-    bool alike = true;
+    bool alike = true, own = false;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = shard.offset + i;
+      const bool placed = holders[at] >= 0;
+      const bool same_shape = placed && parts_[holders[at]]->data.view().shape == part.shape;
       for (int64_t b = 0; b < before; ++b) {
         char* to = whole.as<char>() + (b * shard.extent + at) * after;
         const char* from = part.as<char>() + (b * count + i) * after;
-        if (filled[at] == 0) {
+        if (!placed)
           std::memcpy(to, from, after);
-        } else if (alike && std::memcmp(to, from, after) != 0) {
-          alike_ = false;
-          const int64_t n = after / size_of(part.dtype);
-          if (filled[at] != count &&
-              round_otherwise({part, (b * count + i) * n}, {whole, (b * shard.extent + at) * n}, n))
-            continue;
-          alike = false;
+        else if (std::memcmp(to, from, after) == 0)
+          continue;
+        else if (!same_shape)
+          own = true, alike_ = false;
+        else if (alike) {
+          alike = alike_ = false;
           const int64_t row = b / std::max<int64_t>(1, before / part.rows());
           leave(rank, first_.rows[row],
                 fmt::format("its copy of head {} has other bits than an earlier rank's", at),
                 {from, static_cast<size_t>(after)}, {to, static_cast<size_t>(after)});
         }
       }
-      if (filled[at] == 0) filled[at] = count;
+      if (!placed) holders[at] = static_cast<int>(rank);
     }
+    if (own) joined_.copies.push_back({static_cast<int>(rank), *parts_[rank]});
   }
 
   const RankTensor& first_;
@@ -244,8 +224,27 @@ JoinedPass join(std::vector<RankPass> passes) {
   return joined;
 }
 
-std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks) {
+namespace {
+
+// The rank that computed the finding's row, of those that share the rows of the pass.
+std::string rank_of_row(const Finding& finding, const std::vector<PassRow>& rows, int ranks) {
+  const Row row{finding.node.request, finding.position};
+  const auto found = std::ranges::find(rows, row, &PassRow::row);
+  const int64_t at = found - rows.begin();
+  for (int rank = 0; rank < ranks && found != rows.end(); ++rank)
+    if (const Part own = RankPlan{.rank = rank, .ranks = ranks}.rows_of(std::ssize(rows));
+        at >= own.first && at < own.first + own.count)
+      return fmt::format("rank {}", rank);
+  return "";
+}
+
+}  // namespace
+
+std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks,
+                      const std::vector<PassRow>& rows) {
   const Point& p = *finding.node.place.point;
+  if (!rows.empty() && (is_of_stream(p) || is_gathered(p)))
+    return rank_of_row(finding, rows, ranks);
   if (finding.index.empty()) return "";
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPlan plan = plan_of(whole, rank, ranks);
@@ -268,9 +267,11 @@ std::string rank_text(const Finding& finding, const ModelConfig& whole, int rank
   return "";
 }
 
-void name_rank(Finding& finding, const ModelConfig& whole, int ranks) {
-  if (const std::string rank = rank_text(finding, whole, ranks); !rank.empty())
-    finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
+void name_rank(Finding& finding, const ModelConfig& whole, int ranks, const RowsOfPasses& rows) {
+  const auto of_pass = rows.find(finding.node.pass);
+  const std::string rank = rank_text(
+      finding, whole, ranks, of_pass == rows.end() ? std::vector<PassRow>() : of_pass->second);
+  if (!rank.empty()) finding.rule = rank + (finding.rule.empty() ? "" : "; " + finding.rule);
 }
 
 void add_apart(Result& result, const std::vector<Apart>& apart, const Graph& graph) {

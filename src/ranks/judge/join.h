@@ -24,12 +24,21 @@ struct Apart {
 // ranks. Where what every rank should have alike is not, it is rank 0's.
 struct JoinedPass {
   PassInfo info;
+  bool by_rows = false;             // ranks share the stream by rows (RankPlan)
   std::vector<RankTensor> tensors;  // without shards
   // Where a rank has other bits than rank 0, in what both have, or was told to compute another
   // pass.
   std::vector<Apart> apart;
   // The tensors of each rank at such places, by order of the point and layer.
   std::map<std::pair<int, int>, std::vector<Tensor>> versions;
+  // Parts with copies of heads that an earlier rank has in a part of another shape, with other
+  // bits: the product that made them was another one. Each is right or wrong by itself
+  // (own_copies.h).
+  struct Copy {
+    int rank = 0;
+    RankTensor part;
+  };
+  std::vector<Copy> copies;
   // The parts of all ranks, of each cache of a request of which they have unlike copies of a head.
   std::vector<std::vector<RankTensor>> caches;
 };
@@ -38,12 +47,16 @@ struct JoinedPass {
 // left out.
 JoinedPass join(std::vector<RankPass> passes);
 
+// The rows of passes, by their number: kept where ranks share the stream by rows.
+using RowsOfPasses = std::map<int32_t, std::vector<PassRow>>;
+
 // The ranks whose part of a joined tensor the finding's worst element lies in: "rank 1"; "": the
-// tensor is the same in all.
-std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks);
+// tensor is the same in all. rows: of its pass, where ranks share the stream by them; else empty.
+std::string rank_text(const Finding& finding, const ModelConfig& whole, int ranks,
+                      const std::vector<PassRow>& rows = {});
 
 // Begins the finding's rule with them.
-void name_rank(Finding& finding, const ModelConfig& whole, int ranks);
+void name_rank(Finding& finding, const ModelConfig& whole, int ranks, const RowsOfPasses& rows);
 
 // Enters what ranks have unlike into the result of the same run, in the order of the computation.
 void add_apart(Result& result, const std::vector<Apart>& apart, const Graph& graph);

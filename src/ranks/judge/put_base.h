@@ -36,7 +36,8 @@ class JoinedRanks final : public ModeRanks {
 
   std::vector<double> slack_of_sum(const Place& place, const Row& row) const override;
   std::string rank_of(const Finding& finding) const override {
-    return rank_text(finding, whole_, ranks_);
+    return rank_text(finding, whole_, ranks_,
+                     pass_.by_rows ? pass_.info.rows : std::vector<PassRow>());
   }
 
  private:

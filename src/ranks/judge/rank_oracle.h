@@ -19,6 +19,8 @@ class RankOracle final : public Oracle {
   // The pass that calls are about from here on; borrowed until the next one.
   void begin_pass(const JoinedPass* pass) { pass_ = pass; }
 
+  // The oracle of the whole model.
+  Oracle& whole() { return *whole_; }
   Graph graph() const override { return graph_; }
   bool has_bias(const Place& place) const override;
   Exact evaluate(const OracleCall& call) override;

@@ -67,35 +67,44 @@ def expert_layers(config: Config) -> list[int]:
             if some and i not in dense and (i + 1) % step == 0]
 
 
-def graph_of(config: Config) -> list[Node]:
-    """The graph of the model that a config.json describes."""
+def graph_of(config: Config, ranks: int = 1) -> list[Node]:
+    """The graph of the model that a config.json describes, shared by so many ranks."""
     family = config.get("model_type")
     check(family in FAMILIES, f"the model_type is {family!r}, and graphs are known of "
           f"{', '.join(FAMILIES)}: give the Writer the graph of yours")
-    return qwen_graph(config["num_hidden_layers"], family != "qwen2", expert_layers(config))
+    return qwen_graph(config["num_hidden_layers"], family != "qwen2", expert_layers(config),
+                      ranks > 1)
 
 
-def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = ()) -> list[Node]:
-    """One node an op, in the order in which the model computes them."""
+def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = (),
+               ranks: bool = False) -> list[Node]:
+    """One node an op, in the order in which the model computes them; over ranks, one too for what
+    each adds to a sum."""
     nodes: list[Node] = []
 
     def add(point: str, layer: int, *inputs: int) -> int:
         nodes.append(Node(point, layer, inputs))
         return len(nodes) - 1
 
+    def add_sum(point: str, layer: int, *inputs: int) -> int:
+        if not ranks:
+            return add(point, layer, *inputs)
+        partial = "embed.partial" if point == "embed" else f"{point}_partial"
+        return add(point, layer, add(partial, layer, *inputs), *inputs[1:])
+
     def add_mlp(i: int, norm: int) -> int:
         gate, up = add("mlp.gate", i, norm), add("mlp.up", i, norm)
-        return add("mlp.down", i, add("mlp.act", i, gate, up))
+        return add_sum("mlp.down", i, add("mlp.act", i, gate, up))
 
     def add_experts(i: int, norm: int) -> int:
         router = add("mlp.router", i, norm)
         chosen = add("mlp.experts", i, router)
         weights = add("mlp.weights", i, router, chosen)
         gate, up = (add(f"mlp.expert_{name}", i, norm, chosen) for name in ("gate", "up"))
-        down = add("mlp.expert_down", i, add("mlp.expert_act", i, gate, up), chosen)
+        down = add_sum("mlp.expert_down", i, add("mlp.expert_act", i, gate, up), chosen)
         return add("mlp.combine", i, down, weights, chosen)
 
-    stream = add("embed", -1)
+    stream = add_sum("embed", -1)
     for i in range(layers):
         norm = add("attn.norm", i, stream)
         q, k, v = (add(f"attn.{name}", i, norm) for name in "qkv")
@@ -103,7 +112,7 @@ def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = ()) -> lis
             q, k = add("attn.q_norm", i, q), add("attn.k_norm", i, k)
         q, k = add("attn.q_rope", i, q), add("attn.k_rope", i, k)
         out = add("attn.out", i, q, add("attn.kv", i, k, v))
-        stream = add("attn.residual", i, stream, add("attn.o", i, out))
+        stream = add("attn.residual", i, stream, add_sum("attn.o", i, out))
         norm = add("mlp.norm", i, stream)
         stream = add("mlp.residual", i, stream, (add_experts if i in experts else add_mlp)(i, norm))
     add("token", -1, add("logits", -1, add("final.norm", -1, stream)))

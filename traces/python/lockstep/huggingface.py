@@ -1,6 +1,7 @@
 """Captures what a Hugging Face model computes as a trace, without changing a bit of it."""
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -22,7 +23,7 @@ from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
 from lockstep.patches import AttentionFunctions, modeling_of, replaced
-from lockstep.sessions import Call, Sessions
+from lockstep.sessions import Call, RequestPositions, Sessions
 from lockstep.writer import Writer, check_point
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -41,7 +42,8 @@ def rounding_of(model: nn.Module) -> dict[str, str]:
 
 @contextlib.contextmanager
 def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collection[str] = (),
-            layers: Collection[int] = (), provenance: Mapping[str, str] | None = None
+            layers: Collection[int] = (), provenance: Mapping[str, str] | None = None,
+            request_positions: RequestPositions | None = None, device_digests: bool = False,
             ) -> Iterator[Capture]:
     """While the block lasts, all that the model computes is written as a trace.
 
@@ -55,8 +57,15 @@ def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collectio
     an exception there is no trace.
 
     points, layers: these alone; none: all. provenance: facts to keep beside its own.
+
+    request_positions: for batches of which a row holds several requests, as of packed sequences,
+    or whose rows the caller knows better. It is called with the arguments of each call, by name,
+    and returns the request and the position of each token, [batch, column] both; a request below 0
+    is padding. device_digests: digests alone are kept, statistics and hashes of each tensor, which
+    can be held to another run's (`lockstep diff`) and take about 2 kB a tensor.
     """
-    found = Capture(model, path, points, layers, provenance or {})
+    found = Capture(model, path, points, layers, provenance or {}, request_positions,
+                    device_digests)
     with found.writer:
         with found.watching():
             yield found
@@ -93,7 +102,9 @@ class Capture:
     """A trace in the making; `writer` has the passes that were computed so far."""
 
     def __init__(self, model: nn.Module, path: str | os.PathLike[str], points: Collection[str],
-                 layers: Collection[int], provenance: Mapping[str, str]) -> None:
+                 layers: Collection[int], provenance: Mapping[str, str],
+                 request_positions: RequestPositions | None = None, digests_only: bool = False,
+                 ) -> None:
         config = read_config(getattr(model, "config", None))
         family = config.get("model_type")
         check(family in FAMILIES, f"the model is a {family}: capture knows {', '.join(FAMILIES)}")
@@ -109,7 +120,9 @@ class Capture:
         self._signature = inspect.signature(self.base.forward)
         self.writer = Writer(path, config, dtype=NAMES[dtype], schema=rounding_of(model),
                              provenance=_facts_of(model) | dict(provenance),
-                             selection=_selection(self.points, self.layers))
+                             selection=_selection(self.points, self.layers),
+                             digests_only=digests_only)
+        self._request_positions = request_positions
         self._sessions, self._caches = Sessions(), CacheHashes()
         self._generation: Generation | None = None
         self._call: Call | None = None          # the pass that is open; None: none is
@@ -135,7 +148,8 @@ class Capture:
         cache = bound.get("past_key_values")
         past = int(cache.get_seq_length()) if cache is not None else 0
         before = self._call
-        call = self._sessions.enter(ids, bound.get("attention_mask"), cache, past)
+        given = None if self._request_positions is None else self._request_positions(bound)
+        call = self._sessions.enter(ids, bound.get("attention_mask"), cache, past, given)
         same = before is not None and before.session is call.session
         self.end_pass(call.session.tokens if same else None)
         self._leave_out_ended(call)
@@ -171,8 +185,9 @@ class Capture:
     def _is_decode(self, call: Call) -> list[bool]:
         if self._generation is not None:
             return [call.begin >= self._generation.prompt_columns] * len(call.token)
-        single = call.keep.sum(axis=1) == 1
-        return [bool(single[b]) and at > 0 for b, at in zip(call.batch, call.position)]
+        rows = collections.Counter(call.request)
+        return [rows[request] == 1 and at > 0
+                for request, at in zip(call.request, call.position)]
 
     def _leave_out_ended(self, call: Call) -> None:
         """Of a batch, generate computes sequences on that have ended: nobody sees those rows."""
@@ -275,11 +290,11 @@ class Capture:
                      self._written["attn.v"])
         begin = session.columns - k.shape[2]  # a sliding one has let go of the first
         hashes = caches.read(session, layer, k, v)
-        for b in dict.fromkeys(call.batch):
-            request, own = session.requests[b], hashes[b]
-            kept, first = session.keep[b, begin:], 0
+        for b, request in dict.fromkeys(zip(call.batch, call.request)):
+            own, columns = hashes[b], session.owner[b] == request
+            kept, first = columns[begin:], 0
             if begin or not kept.all():
-                first, own = int(session.keep[b, :begin].sum()), own[kept]
+                first, own = int(columns[:begin].sum()), own[kept]
             tensor, written = None, caches.written(layer, request, first + len(own))
             if written[first:].tobytes() == own.tobytes():
                 # What a sliding cache has let go of is hidden by the window: it is as it was.

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +19,15 @@ from lockstep.dumps.dump import Dump, is_tensor
 from lockstep.dumps.loads import Load
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check, reading
-from lockstep.graph import dimensions, read_config
+from lockstep.graph import dimensions, graph_of, read_config
 from lockstep.mapping import Map, Rule, read_map
 from lockstep.points import LOGIT_POINTS, Place, nearest
 from lockstep.requesting import PassIds, Requests
+from lockstep.shards import PARTIALS, Joined, Shards, Unlike
 from lockstep.writer import Writer
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+MOST_UNLIKE = 1000    # of a trace's list of where ranks were not alike
 KNOWN_TO_NOBODY = 12  # how many unknown names a report lists
 
 
@@ -58,7 +62,8 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
 
     names: a map, by name (lockstep.mapping.names()) or path. model: the checkpoint's folder. kind:
     the dump's format; "": what it looks like. dtype: of the run; "": what the map or else
-    config.json says. tokens: what the first pass was fed, where the dump does not say. schema: an
+    config.json says. tokens: what the first passes were fed, where the dump does not say, or has
+    what was chosen and something else was fed. schema: an
     engine whose rounding is declared (lockstep.contracts.rounding); "": what the map says. Raises
     LockstepError, and writes nothing, where nothing can be made of it.
     """
@@ -72,8 +77,16 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     report = Imported(found_kind, skipped=list(dump.skipped))
     facts = {"engine": f"imported from {found_kind}", "source": str(source), "map": str(names)}
     declared = rounding(schema) if schema else mapping.schema
-    with Writer(out, config, dtype=run, schema=declared, provenance=facts) as writer:
-        Importer(writer, mapping, dimensions(config), run, report).take(dump, tokens)
+    ranks = 1 + len(dump.others)
+    if ranks > 1:
+        facts["ranks"] = str(ranks)
+    with Writer(out, config, dtype=run, schema=declared, provenance=facts,
+                graph=graph_of(config, ranks)) as writer:
+        shards = Shards(dimensions(config), ranks)
+        importer = Importer(writer, mapping, shards, run, report)
+        importer.take(dump, tokens)
+        if importer.unlike:
+            writer.provenance["ranks_apart"] = json.dumps(importer.unlike[:MOST_UNLIKE])
         check(report.tensors, f"{source}: no tensor of it is of a point under the map {names}: "
               f"{_unknown_text(report)}")
     return report
@@ -93,7 +106,7 @@ class Wanted:
     """A tensor of a dump before it is read."""
 
     key: str
-    load: Load
+    loads: Sequence[Load]        # by rank
     rule: Rule
     all_places: Sequence[Place]  # of its parts
     places: Sequence[Place]      # that are taken from it
@@ -102,46 +115,61 @@ class Wanted:
 class Importer:
     """Takes the passes of a dump into a trace."""
 
-    def __init__(self, writer: Writer, mapping: Map, sizes: dict[str, int], dtype: str,
+    def __init__(self, writer: Writer, mapping: Map, shards: Shards, dtype: str,
                  report: Imported) -> None:
-        self.writer, self.mapping, self.sizes = writer, mapping, sizes
+        self.writer, self.mapping, self.shards, self.sizes = writer, mapping, shards, shards.sizes
+        self.unlike: list[dict[str, Any]] = []  # as ranks_apart of a trace has them
         self.dtype, self.report = dtype, report
         self.places = {(node.layer, node.point) for node in writer.graph}
         self.requests = Requests()
+        self.rows: list[tuple[int, int]] = []  # request and position of each row of the pass
 
     def take(self, dump: Dump, tokens: Sequence[int]) -> None:
         for number, loads in enumerate(dump.passes):
-            ids = self._ids(loads, tokens if number == 0 else ())
-            wanted = list(self._wanted(loads))
+            others = [other.passes[number] for other in dump.others]
+            ids = self._ids(loads, tokens)
+            if ids is not None:
+                tokens = tokens[len(ids.tokens):]
+            wanted = list(self._wanted(loads, others))
             if ids is None:
                 self.report.skipped += [f"pass {number}: {key}" for key in loads][:1]
                 self.report.notes.append(f"pass {number} says not which tokens it was fed, and is "
                                          "left out: dump input_ids too, or name them (--tokens)")
                 continue
             self._take_pass(ids, wanted)
+            for rank, other in enumerate(others, 1):
+                self._compare_ids(rank, ids, self._ids(other, ()))
 
     def _take_pass(self, ids: PassIds, wanted: Sequence[Wanted]) -> None:
         """A tensor at a time, for all of a pass may be more than the memory; logits come first,
         because they tell how many rows have some."""
-        found: dict[Place, Elements] = {}
+        found: dict[Place, Joined] = {}
         for one in wanted:
             if LOGITS in one.places and LOGITS not in found:
-                found.update(self._parts(one))
-        logits = found.get(LOGITS)
+                found.update((joined.place, joined) for joined in self._parts(one))
+        logits = found[LOGITS].elements if LOGITS in found else None
         wide = self.sizes["V"]
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
+        self.rows = list(zip(owners, positions))
         self.report.passes += 1
         taken: set[Place] = set()  # the first of a place that can be read and fits
         for one in wanted:
             if taken.issuperset(one.places):
                 continue
-            parts = list(found.items()) if LOGITS in one.places else self._parts(one)
-            for place, elements in parts:
-                if place not in taken and self._show(*place, elements, len(owners), rows):
-                    taken.add(place)
+            parts = list(found.values()) if LOGITS in one.places else self._parts(one)
+            for part in parts:
+                layer, point = part.place
+                if part.place in taken:
+                    continue
+                if point == "attn.kv":
+                    taken.update(self._show_cache(layer, part.elements, taken))
+                elif self._show(layer, point, part.elements, len(owners), rows):
+                    taken.add(part.place)
+                    if part.unlike:
+                        self._note_unlike(part.unlike)
         if logits is not None and rows and (-1, "token") not in taken:
             # Dumps have no choices; what was fed and is not the likeliest counts as forced.
             best = logits.values().reshape(count, wide).argmax(-1)
@@ -178,6 +206,31 @@ class Importer:
         self.report.tensors += 1
         return True
 
+    def _show_cache(self, layer: int, elements: Elements, taken: set[Place]) -> list[Place]:
+        """K and V as attention reads them, [request, 2, kv head, column, dim]. What the pass put
+        there is attn.k_rope and attn.v, where the dump has these nowhere else. Returns what was
+        shown."""
+        ends = {owner: at + 1 for owner, at in self.rows}
+        count, dim = self._row_shape("attn.k")
+        axes = elements.bits.shape
+        if len(axes) != 5 or axes[:3] != (len(ends), 2, count) or axes[4] != dim \
+                or axes[3] < max(ends.values()):
+            self.report.skipped.append(f"attn.kv of layer {layer} is {list(axes)}, which is not K "
+                                       f"and V of {len(ends)} requests, {count} heads of {dim}")
+            return []
+        read = {owner: np.ascontiguousarray(part[:, :, :end].transpose(2, 0, 1, 3))
+                for part, (owner, end) in zip(elements.bits, ends.items())}
+        new = np.stack([read[owner][at] for owner, at in self.rows])
+        shown: list[Place] = []
+        for side, point in enumerate(("attn.k_rope", "attn.v")):
+            if (layer, point) not in taken:
+                self.writer.show(point, layer, new[:, side], dtype=elements.dtype)
+                shown.append((layer, point))
+        for owner, part in read.items():
+            self.writer.show_cache(layer, owner, part, dtype=elements.dtype)
+        self.report.tensors += len(shown) + len(read)
+        return [*shown, (layer, "attn.kv")]
+
     def _note_dtype(self, where: str, dtype: str) -> None:
         note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
         if not any(text.startswith(note) for text in self.report.notes):
@@ -189,6 +242,8 @@ class Importer:
         kv_heads = (self.sizes["K"], self.sizes["D"])
         if point == "token":
             return ()
+        if point in PARTIALS.values():
+            return (self.shards.ranks, h)
         return {"attn.q": heads, "attn.q_norm": heads, "attn.q_rope": heads, "attn.out": heads,
                 "attn.k": kv_heads, "attn.v": kv_heads, "attn.k_norm": kv_heads,
                 "attn.k_rope": kv_heads, "mlp.gate": (inner,), "mlp.up": (inner,),
@@ -200,14 +255,34 @@ class Importer:
             key = next((key for key in loads if pattern.fullmatch(key)), "")
             value = self._loaded(key, loads[key]) if key else None
             found[kind] = None if value is None else value.bits.astype(np.int64).reshape(-1)
-        if found["tokens"] is None and len(tokens):
-            found["tokens"] = np.array(tokens, np.int64)
+        own, rows = found["tokens"], found["positions"]
+        count = len(tokens) if rows is None else len(rows)
+        if len(tokens) and (own is None or rows is not None and len(tokens) >= count):
+            found["tokens"] = np.array(tokens, np.int64)[:count]
         if found["tokens"] is None:
             return None
         return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
 
-    def _wanted(self, loads: dict[str, Load]) -> Iterator[Wanted]:
-        """The tensors of a pass that are of places, in its order."""
+    def _note_unlike(self, found: Unlike) -> None:
+        row = self.writer.row_of(found.place[1], found.row)
+        self.unlike.append({
+            "pass": self.report.passes - 1, "layer": found.place[0], "point": found.place[1],
+            "request": row.request, "position": row.position, "rank": found.rank,
+            "xxh3": f"{found.own:016x}", "first_xxh3": f"{found.first:016x}", "says": found.says})
+
+    def _compare_ids(self, rank: int, ids: PassIds, other: PassIds | None) -> None:
+        """Ranks are fed the same tokens, where each says which."""
+        if other is None or np.array_equal(ids.tokens, other.tokens):
+            return
+        row = 0
+        if len(ids.tokens) == len(other.tokens):
+            row = int(np.flatnonzero(ids.tokens != other.tokens)[0])
+        self._note_unlike(Unlike((-1, "embed.partial"), row, rank, 0, 0,
+                                 f"rank {rank} leaves rank 0 in what it is fed"))
+
+    def _wanted(self, loads: dict[str, Load], others: Sequence[dict[str, Load]]
+                ) -> Iterator[Wanted]:
+        """The tensors of a pass that are of places and in all ranks, in its order."""
         for key, load in loads.items():
             if any(pattern.fullmatch(key) for pattern in self.mapping.rows.values()):
                 continue
@@ -216,16 +291,23 @@ class Importer:
                 self._note_unknown(key)
                 continue
             places = [place for place in rule[1] if place in self.places]
-            if places:
-                yield Wanted(key, load, rule[0], rule[1], places)
+            without = [rank for rank, other in enumerate(others, 1) if key not in other]
+            if without:
+                self.report.skipped.append(f"{key} is not in rank {without[0]}")
+            elif places:
+                loads_of = [load, *(other[key] for other in others)]
+                yield Wanted(key, loads_of, rule[0], rule[1], places)
 
-    def _parts(self, one: Wanted) -> list[tuple[Place, Elements]]:
-        """What is in it, by place."""
-        value = self._loaded(one.key, one.load)
-        if value is None:
-            return []
-        return [(place, part) for place, part in
-                zip(one.all_places, self._split(one.key, value, one.rule)) if place in one.places]
+    def _parts(self, one: Wanted) -> list[Joined]:
+        """What is in it, by place, of all ranks together."""
+        by_rank = []
+        for load in one.loads:
+            value = self._loaded(one.key, load)
+            if value is None:
+                return []
+            by_rank.append(self._split(one.key, value, one.rule))
+        return [self.shards.join(place, parts) for place, parts in
+                zip(one.all_places, zip(*by_rank)) if place in one.places]
 
     def _loaded(self, key: str, load: Load) -> Elements | None:
         """The tensor as elements; None, and why is noted, where it is none."""
@@ -243,7 +325,7 @@ class Importer:
         elements = self._narrowed(value)
         if not rule.split:
             return [elements]
-        sizes = [math.prod(self.sizes[letter] for letter in part.split("*"))
+        sizes = [math.prod(self.shards.local[letter] for letter in part.split("*"))
                  for part in rule.split]
         if elements.bits.shape[-1:] != (sum(sizes),):
             self.report.skipped.append(f"{key} is {list(elements.bits.shape)}, its last axis is to "

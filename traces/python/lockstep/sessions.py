@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,41 @@ from numpy.typing import NDArray
 from lockstep.errors import check
 
 
+# Of a call, by the names of its arguments: the request and the position of each of its tokens, both
+# [batch, column]; a request below 0: padding.
+RequestPositions = Callable[[Mapping[str, Any]], tuple[Any, Any]]
+Ids = NDArray[np.int64]
+
+
 @dataclasses.dataclass(eq=False)
 class Session:
     """The batch that a cache belongs to. Columns are those of the cache, padding among them."""
 
-    requests: list[int]                 # of each row of the batch
-    keep: NDArray[np.bool_]             # [batch, column]: it is a token and no padding
-    tokens: NDArray[np.int64]           # [batch, column]
+    requests: list[int]     # of each row of the batch, unless its columns are of several
+    owner: Ids              # [batch, column]: the request; -1: padding
+    position: Ids           # [batch, column]: within the request
+    tokens: Ids             # [batch, column]
     finished: set[int] = dataclasses.field(default_factory=set)  # rows of the batch that ended
 
     @property
     def columns(self) -> int:
-        return int(self.keep.shape[1])
+        return int(self.owner.shape[1])
+
+    def cut(self, columns: int) -> None:
+        """Forgets what comes after so many columns."""
+        self.owner, self.position = self.owner[:, :columns], self.position[:, :columns]
+        self.tokens = self.tokens[:, :columns]
+
+    def take(self, keep: NDArray[np.bool_]) -> tuple[Ids, Ids]:
+        """Request and position of the next columns, of which these are tokens and no padding."""
+        before = (self.owner >= 0).sum(axis=1, keepdims=True)
+        return np.where(keep, np.array(self.requests)[:, None], -1), \
+            before + np.cumsum(keep, axis=1) - 1
+
+    def append(self, owner: Ids, position: Ids, tokens: Ids) -> None:
+        self.owner = np.concatenate([self.owner, owner], axis=1)
+        self.position = np.concatenate([self.position, position], axis=1)
+        self.tokens = np.concatenate([self.tokens, tokens], axis=1)
 
 
 class Call:
@@ -46,11 +70,10 @@ class Call:
     def _list(self) -> None:
         batch, new = np.nonzero(self.keep)
         column = new + self.begin
-        position = np.cumsum(self.session.keep, axis=1) - 1
         self.batch: list[int] = batch.tolist()
         self.column: list[int] = column.tolist()
-        self.request = [self.session.requests[b] for b in self.batch]
-        self.position: list[int] = position[batch, column].tolist()
+        self.request: list[int] = self.session.owner[batch, column].tolist()
+        self.position: list[int] = self.session.position[batch, column].tolist()
         self.token: list[int] = self.session.tokens[batch, column].tolist()
 
 
@@ -63,27 +86,35 @@ class Sessions:
         self._without_cache: Session | None = None
         self._next = 0
 
-    def enter(self, ids: torch.Tensor, mask: Any, cache: Any, past: int) -> Call:
-        """A call with ids [batch, new column]. cache None: nothing is behind it."""
+    def enter(self, ids: torch.Tensor, mask: Any, cache: Any, past: int,
+              given: tuple[Any, Any] | None = None) -> Call:
+        """A call with ids [batch, new column]. cache None: nothing is behind it. given: request
+        and position of each token, where somebody else knows them."""
         tokens = ids.detach().cpu().numpy().astype(np.int64)
         batch, new = tokens.shape
         session = self._by_cache.get(cache) if cache is not None else self._again(tokens)
         known = session is not None or past == 0
-        if session is None or session.keep.shape[0] != batch or (cache is not None and past == 0):
+        if session is None or len(session.owner) != batch or (cache is not None and past == 0):
             session = self._begin(batch, past)
         # A cache that was cropped, or a sequence that is computed from its beginning again.
-        session.keep, session.tokens = session.keep[:, :past], session.tokens[:, :past]
+        session.cut(past)
         check(session.columns == past, f"the cache holds {past} tokens of which {session.columns} "
               "were computed under capture: begin with an empty cache")
-        keep = _kept_columns(mask, batch, past, new)
-        if not known and keep.shape[1] == past + new:
-            session.keep = keep[:, :past]
-        session.keep = np.concatenate([session.keep, keep[:, -new:]], axis=1)
-        session.tokens = np.concatenate([session.tokens, tokens], axis=1)
+        if given is not None:
+            owner, position = _given(given, tokens.shape)
+        else:
+            keep = _kept_columns(mask, batch, past, new)
+            if not known and keep.shape[1] == past + new:
+                session.cut(0)
+                session.append(*session.take(keep[:, :past]), np.full((batch, past), -1, np.int64))
+            owner, position = session.take(keep[:, -new:])
+        session.append(owner, position, tokens)
+        if given is not None:
+            _check_order(session, past)
         self._last = session
         if cache is not None:
             self._by_cache[cache] = session
-        return Call(session, past, keep[:, -new:].copy())
+        return Call(session, past, owner >= 0)
 
     def leave(self, cache: Any) -> None:
         """The call returned this cache; one that the model made itself is known only now."""
@@ -96,8 +127,10 @@ class Sessions:
 
     def _begin(self, batch: int, past: int) -> Session:
         first, self._next = self._next, self._next + batch
-        return Session(list(range(first, self._next)), np.ones((batch, past), bool),
+        session = Session(list(range(first, self._next)), *np.zeros((3, batch, 0), np.int64))
+        session.append(*session.take(np.ones((batch, past), bool)),
                        np.full((batch, past), -1, np.int64))
+        return session
 
     def _again(self, tokens: NDArray[np.int64]) -> Session | None:
         """Without a cache: the batch of the call before, if these tokens go on with its own."""
@@ -106,6 +139,28 @@ class Sessions:
                 or before.columns > tokens.shape[1]:
             return None
         return before if np.array_equal(before.tokens, tokens[:, :before.columns]) else None
+
+
+def _given(given: tuple[Any, Any], shape: tuple[int, ...]) -> tuple[Ids, Ids]:
+    """Requests and positions as somebody gave them, of a call of that shape."""
+    made = [np.asarray(ids.detach().cpu() if isinstance(ids, torch.Tensor) else ids)
+            for ids in given]
+    for ids in made:
+        check(ids.shape == shape and ids.dtype.kind in "iu", "request_positions gave ids of the "
+              f"shape {list(ids.shape)} ({ids.dtype}): the request and the position of each token, "
+              f"integers {list(shape)}, were wanted")
+    owner, position = (ids.astype(np.int64) for ids in made)
+    return np.maximum(owner, -1), position
+
+
+def _check_order(session: Session, past: int) -> None:
+    """A request's columns of a cache hold its positions from the first on: attention reads so."""
+    for b, owner in enumerate(session.owner):
+        for request in set(owner[past:].tolist()) - {-1}:
+            found = session.position[b, owner == request]
+            check(np.array_equal(found, np.arange(len(found))), f"request {request} has positions "
+                  f"{', '.join(map(str, found[:8]))} in row {b} of the batch: 0, 1, 2 and so on, "
+                  "in order, were wanted of all that its cache holds")
 
 
 def _kept_columns(mask: Any, batch: int, past: int, new: int) -> NDArray[np.bool_]:

@@ -43,6 +43,7 @@ class Entry(NamedTuple):
     hashes: NDArray[np.uint64] = NO_HASHES
     cache_shape: tuple[int, ...] = ()
     cache_dtype: str = ""
+    digest_only: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,8 +55,8 @@ class Entry(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it lies in the file; "": its hashes alone are kept."""
-        if self.tensor is None:
+        """Where it lies in the file; "": its digest alone is kept."""
+        if self.tensor is None or self.digest_only:
             return ""
         path = _folder_of(self.number, self.layer) + self.point
         return f"{path}.request{self.runs[0][0]:06d}" if self.point == "attn.kv" else path
@@ -79,6 +80,7 @@ class Facts:
     passes: Sequence[PassRows]
     requests: Sequence[Request] | None  # None: what the passes tell of them
     sampled: Mapping[int, int]          # requests whose tokens were drawn; the last of each
+    level: str = "full"                 # "digest": no tensor is kept
 
 
 class Output:
@@ -101,7 +103,7 @@ class Output:
         paths, first = [entry.path for entry in entries], self._count
         with self._trouble("written"):
             self._file.add((path, entry.tensor, seq) for seq, (path, entry)
-                           in enumerate(zip(paths, entries), first) if entry.tensor)
+                           in enumerate(zip(paths, entries), first) if path and entry.tensor)
         for entry in entries:
             if entry.point in LOGIT_POINTS and entry.tensor is not None:
                 rows = passes[entry.number].with_logits()
@@ -208,7 +210,7 @@ def _write_root(file: h5py.File, facts: Facts) -> None:
     run_id = provenance.get("run_id") or \
         f"{xxh3(json.dumps([provenance, facts.dtype], sort_keys=True).encode()):016x}"
     file.attrs.update({
-        "format": "lockstep", "format_version": "2.1", "level": "full", "run_id": run_id,
+        "format": "lockstep", "format_version": "2.1", "level": facts.level, "run_id": run_id,
         "rank": 0, "world_size": 1, "dtype": facts.dtype, "selection": facts.selection,
         "default": "summary", "NX_class": "NXroot"})
     schema = json.dumps(dict(facts.schema))

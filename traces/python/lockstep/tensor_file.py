@@ -11,10 +11,12 @@ import concurrent.futures
 import math
 import pathlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 from h5py import h5t
+from numpy.typing import NDArray
 
 from lockstep.elements import STORAGE, Elements
 from lockstep.hdf5 import TYPES
@@ -117,6 +119,36 @@ class _Metadata:
             _attribute("seq", _INT64, bytes(8)))
         at = header.index(_message(0x08, layout)) + 8 + 2
         return header[:at], header[at + 16:-8]
+
+    def put_alike(self, groups: Sequence[Sequence[_Kept]], axes: Mapping[str, str]) -> list[int]:
+        """The addresses of groups of data sets that have the same names, dtypes and shapes, as a
+        layer has them in every pass of one row: they differ in places and numbers alone, so that
+        one of them is made, and these words put into copies of it."""
+        first = [kept._replace(address=0, seq=0) for kept in groups[0]]
+        words, header = self._words_of(first, axes)
+        begins = self._at + words.nbytes * np.arange(len(groups), dtype=np.uint64)
+        made = np.tile(words, (len(groups), 1))
+        far, _ = self._words_of(first, axes, begin=1 << 40)
+        made[:, far != words] += begins[:, None]
+        halves = made.view("<u2")  # the place of a data set begins with none of its words
+        for field in ("address", "seq"):
+            marked, _ = self._words_of([kept._replace(**{field: i}) for i, kept in
+                                        enumerate(first, 1)], axes)
+            at = np.flatnonzero(marked.view("<u2") != words.view("<u2"))
+            values = np.array([[getattr(kept, field) for kept in group] for group in groups],
+                              "<u8")[:, marked.view("<u2")[at] - 1]
+            halves[:, at[:, None] + np.arange(4)] = values[:, :, None].view("<u2")
+        self.put(made.tobytes())
+        return (begins + np.uint64(header)).tolist()
+
+    def _words_of(self, members: Sequence[_Kept], axes: Mapping[str, str], begin: int = 0
+                  ) -> tuple[NDArray[np.uint64], int]:
+        """A group as if it began there, and where in it its header is."""
+        made = _Metadata(begin)
+        made._texts, made._parts = self._texts, self._parts
+        header = made.put_group([(kept.name, made.put_data_set(kept, axes[kept.name]))
+                                 for kept in members])
+        return np.frombuffer(b"".join(made.blocks), "<u8"), header - begin
 
     def put_group(self, links: Links) -> int:
         address, _, _ = self.put_symbols(links)
@@ -225,13 +257,18 @@ class TensorFile:
                    for kept in inner]
         axes = {name: axes_of(name) for name in {kept.name for kept in members}}
         rest.put_texts(sorted({kept.dtype for kept in members} | set(axes.values())))
-        outer_links = []
+        links: dict[str, list[tuple[str, int]]] = {outer: [] for outer in self._groups}
+        alike: dict[Any, list[tuple[str, str, list[_Kept]]]] = {}
         for outer, groups in self._groups.items():
-            links = [(inner, rest.put_group(
-                [(kept.name, rest.put_data_set(kept, axes[kept.name])) for kept in group]))
-                for inner, group in groups.items()]
-            outer_links.append((outer, rest.put_group(links)))
-        root = rest.put_symbols([("tensors", rest.put_group(outer_links))])
+            for inner, group in groups.items():
+                kind = tuple([kept[:3] for kept in group])
+                alike.setdefault(kind, []).append((outer, inner, group))
+        for same in alike.values():
+            for (outer, inner, _), address in zip(same, rest.put_alike(
+                    [group for *_, group in same], axes)):
+                links[outer].append((inner, address))
+        root = rest.put_symbols([("tensors", rest.put_group(
+            [(outer, rest.put_group(some)) for outer, some in links.items()]))])
         self._file.write(b"".join(rest.blocks))
         self._file.seek(BASE)
         self._file.write(_superblock(rest.end, root))

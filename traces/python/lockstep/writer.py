@@ -41,20 +41,21 @@ class Writer:
     config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
     config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
     rounding contract. provenance: facts about the run, texts by name. selection: a text for
-    people, where the trace is meant to hold less than the model has.
+    people, where the trace is meant to hold less than the model has. digests_only: of tensors
+    their statistics and hashes are kept, and no numbers.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: ConfigLike = None, *, dtype: str = "",
                  schema: Mapping[str, str] | None = None,
                  provenance: Mapping[str, str] | None = None, selection: str = "",
-                 graph: Sequence[Node] | None = None) -> None:
+                 graph: Sequence[Node] | None = None, digests_only: bool = False) -> None:
         check(config is not None or graph is not None,
               "a trace needs its model's graph: give the config.json of the checkpoint")
         self.graph = list(graph) if graph is not None else graph_of(read_config(config))
         self.schema, self.provenance = dict(schema or {}), dict(provenance or {})
         for point in self.schema:
             check_point(point)
-        self.dtype, self.selection = dtype, selection
+        self.dtype, self.selection, self._digests_only = dtype, selection, digests_only
         self.requests: list[Request] | None = None  # None: what the passes tell of them
         # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
         self.sampled: dict[int, int] = {}
@@ -127,6 +128,11 @@ class Writer:
         else:
             self._show(point, layer, elements, self._passes[-1].rows)
 
+    def row_of(self, point: str, index: int) -> Row:
+        """The row of the pass that a tensor's row of that number is of."""
+        run = self._passes[-1]
+        return (run.with_logits() if point in LOGIT_POINTS else run.rows)[index]
+
     def logits_of(self, rows: Sequence[int]) -> None:
         """Which rows of the pass get logits, where that is not known before it begins."""
         self._passes[-1].logit_rows = list(rows)
@@ -161,7 +167,8 @@ class Writer:
             self._write_pending()
             self._file.finish(tables.Facts(
                 self.graph, self._run_dtype(), self.schema, self.provenance, self.selection,
-                self._passes, self.requests, self.sampled))
+                self._passes, self.requests, self.sampled,
+                "digest" if self._digests_only else "full"))
             os.replace(self._part, self._path)
         finally:
             self.abandon()
@@ -216,6 +223,10 @@ class Writer:
         return self.dtype
 
     def _keep(self, entry: Entry) -> None:
+        if self._digests_only:
+            # A cache is hashes already: its numbers would be beside them.
+            entry = entry._replace(digest_only=True) if entry.point != "attn.kv" else \
+                entry._replace(tensor=None)
         if not self.dtype and entry.dtype != "int32" and entry.point not in FLOAT32_POINTS:
             self.dtype = entry.dtype
         self._pending.append(entry)

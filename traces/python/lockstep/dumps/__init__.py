@@ -9,7 +9,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
-from lockstep.dumps import debugger, msprobe, plain, polygraphy, sglang, tensorrt_llm, vllm
+from lockstep.dumps import (debugger, edge_llm, msprobe, plain, polygraphy, sglang, tensorrt_llm,
+                            vllm)
 from lockstep.dumps.dump import Dump
 from lockstep.errors import LockstepError, check
 
@@ -23,6 +24,8 @@ FORMATS: dict[str, tuple[Callable[[pathlib.Path], bool], Callable[[pathlib.Path]
     "tensorrt-llm-npy": (tensorrt_llm.is_executor, tensorrt_llm.read_executor),
     "tensorrt-llm-pt": (tensorrt_llm.is_hooks, tensorrt_llm.read_hooks),
     "polygraphy": (polygraphy.is_results, polygraphy.read_results),
+    "vllm-hidden-states": (vllm.is_hidden_states, vllm.read_hidden_states),
+    "edge-llm": (edge_llm.is_edge_llm, edge_llm.read_edge_llm),
     "plain": (plain.is_plain, plain.read_plain),
 }
 

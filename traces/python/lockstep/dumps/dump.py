@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.dumps.loads import Load
 from lockstep.dumps.safetensors_file import read_safetensors
 from lockstep.elements import Elements
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, check
 
 
 @dataclasses.dataclass
@@ -21,6 +21,8 @@ class Dump:
 
     passes: list[dict[str, Load]] = dataclasses.field(default_factory=list)
     skipped: list[str] = dataclasses.field(default_factory=list)  # what is no tensor
+    # Those of ranks 1, 2, ... that shared the model, each with as many passes.
+    others: list[Dump] = dataclasses.field(default_factory=list)
 
     def begin(self, number: int) -> None:
         """There is such a pass, whatever is found of it."""
@@ -38,6 +40,20 @@ class Dump:
 
     def skip(self, name: str) -> None:
         self.skipped.append(name)
+
+
+def of_ranks(path: pathlib.Path, ranks: dict[int, Dump]) -> Dump:
+    """The dump of rank 0, with the others' beside it."""
+    check(sorted(ranks) == list(range(len(ranks))), f"{path} has ranks "
+          f"{', '.join(map(str, sorted(ranks)))}: all from 0 on were wanted, or the folder of one "
+          "that holds whole tensors")
+    first = ranks[0]
+    first.others = [ranks[rank] for rank in range(1, len(ranks))]
+    for rank, dump in enumerate(first.others, 1):
+        check(len(dump.passes) == len(first.passes), f"{path} has {len(dump.passes)} passes of "
+              f"rank {rank} and {len(first.passes)} of rank 0: the ranks of one run were wanted")
+        first.skipped += [f"rank {rank}: {name}" for name in dump.skipped]
+    return first
 
 
 def load_pickle(path: pathlib.Path) -> Any:

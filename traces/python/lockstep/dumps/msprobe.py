@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.dumps.dump import Dump, one_tensor
-from lockstep.errors import LockstepError, check
+from lockstep.dumps.dump import Dump, of_ranks, one_tensor
+from lockstep.errors import LockstepError
 
 MODULE = re.compile(r"Module\.(?P<module>.+)\.\w+\.forward\.\d+")
 
@@ -21,8 +21,16 @@ def is_msprobe(path: pathlib.Path) -> bool:
 def read_msprobe(path: pathlib.Path) -> Dump:
     """Modules (level L0 or mix) of each step; what is of the API level alone has no name here."""
     files = sorted(path.rglob("dump.json"), key=_step_of)
-    check(len({file.parent.name for file in files}) == 1, f"{path} has the folders of several "
-          "ranks: name the folder of one step and rank, or a dump of one rank")
+    ranks: dict[int, list[pathlib.Path]] = {}
+    for file in files:
+        match = re.fullmatch(r"rank(\d+)", file.parent.name)
+        ranks.setdefault(int(match[1]) if match else 0, []).append(file)
+    if len(ranks) == 1:
+        return _steps_of(files)
+    return of_ranks(path, {rank: _steps_of(own) for rank, own in ranks.items()})
+
+
+def _steps_of(files: list[pathlib.Path]) -> Dump:
     dump = Dump()
     for number, file in enumerate(files):
         try:

@@ -5,7 +5,7 @@ import pathlib
 import re
 from typing import Any
 
-from lockstep.dumps.dump import Dump, load_pickle, one_tensor, tensors_in
+from lockstep.dumps.dump import Dump, load_pickle, of_ranks, one_tensor, tensors_in
 from lockstep.dumps.loads import Load
 from lockstep.errors import check
 
@@ -32,12 +32,11 @@ def read_dumper(path: pathlib.Path) -> Dump:
         step = int(facts.get("step", facts.get("forward_pass_id", "0")))
         found.append((int(facts.get("rank", "0")), step, int(facts["dump_index"]),
                       _key_of(facts["name"]), file))
-    check(len({rank for rank, *_ in found}) == 1, f"{path} has the files of several ranks: a dump "
-          "of one rank that holds whole tensors was wanted (tensor parallelism 1)")
-    dump, steps = Dump(), sorted({step for _, step, *_ in found})
-    for _, step, _, key, file in sorted(found, key=lambda item: item[:3]):
-        dump.add(steps.index(step), key, _loader(file))
-    return dump
+    steps = sorted({step for _, step, *_ in found})
+    dumps: dict[int, Dump] = {}
+    for rank, step, _, key, file in sorted(found, key=lambda item: item[:3]):
+        dumps.setdefault(rank, Dump()).add(steps.index(step), key, _loader(file))
+    return of_ranks(path, dumps)
 
 
 def _loader(file: pathlib.Path) -> Load:
@@ -68,8 +67,23 @@ def read_pass_files(path: pathlib.Path) -> Dump:
     """One file a pass: a dict of leaf modules' outputs, a list where there were several."""
     files = sorted(file for file in path.rglob("Pass*.pt")
                    if re.fullmatch(r"Pass\d+\.pt", file.name))
-    check(len({file.parent for file in files}) == 1, f"{path} has the folders of several ranks or "
-          f"runs: name one of them, as {files[0].parent}")
+    return of_ranks(path, {rank: _passes_of([file for file in files if file.parent == folder])
+                           for rank, folder in _folders_of(path, files).items()})
+
+
+def _folders_of(path: pathlib.Path, files: list[pathlib.Path]) -> dict[int, pathlib.Path]:
+    """By rank, the folders TP0_PP0_Rank0_pid1, TP1_PP0_Rank1_pid2; one alone may have any name."""
+    folders = sorted({file.parent for file in files})
+    if len(folders) == 1:
+        return {0: folders[0]}
+    named = [re.match(r"TP(\d+)_PP0_Rank\d+", folder.name) for folder in folders]
+    found = {int(match[1]): folder for match, folder in zip(named, folders) if match}
+    check(len(found) == len(folders), f"{path} has the folders of several runs, or of ranks that "
+          f"share layers: name one of them, as {folders[0]}")
+    return found
+
+
+def _passes_of(files: list[pathlib.Path]) -> Dump:
     dump = Dump()
     for i, file in enumerate(files):
         content: Any = load_pickle(file)

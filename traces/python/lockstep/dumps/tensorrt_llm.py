@@ -5,7 +5,7 @@ import functools
 import pathlib
 import re
 
-from lockstep.dumps.dump import Dump, one_tensor
+from lockstep.dumps.dump import Dump, of_ranks, one_tensor
 from lockstep.errors import check
 
 HOOK = re.compile(r"(?P<path>\d+\.\w+(-\d+\.\w+)*)-(?P<side>input|output)\.(?P<name>\w+)\.pt")
@@ -21,6 +21,10 @@ def read_executor(path: pathlib.Path) -> Dump:
     folders = [folder for folder in path.rglob("iteration_*") if folder.is_dir()]
     check(len({folder.parent for folder in folders}) == 1, f"{path} has the folders of several "
           "runs: name one of them")
+    # The names hold sizes: all ranks write to one folder, and the last one wins.
+    shared = re.search(r"[TP]P_(?!1/)\d+/", f"{folders[0]}/")
+    check(shared is None, f"{path} is of a model that ranks shared, of which each wrote over the "
+          "files of the others: dump one of TP_1 and PP_1, or by the PyTorch backend's hooks")
     dump = Dump()
     for number, folder in enumerate(sorted(
             folders, key=lambda folder: int(folder.name.removeprefix("iteration_")))):
@@ -39,8 +43,17 @@ def read_hooks(path: pathlib.Path) -> Dump:
     layers.22.2.LlamaAttention.1.Linear:out.0.
     """
     files = [(match, file) for file in path.rglob("*.pt") if (match := HOOK.fullmatch(file.name))]
-    check(len({file.parent for _, file in files}) == 1, f"{path} has the folders of several ranks: "
-          "name one that holds whole tensors")
+    folders = {file.parent for _, file in files}
+    ranks = {int(match[1]): folder for folder in folders
+             if (match := re.fullmatch(r"rank(\d+)", folder.name))}
+    if len(folders) == 1:
+        ranks = {0: next(iter(folders))}
+    check(len(ranks) == len(folders), f"{path} has the folders of several runs: name one of them")
+    return of_ranks(path, {rank: _hooks_of([one for one in files if one[1].parent == folder])
+                           for rank, folder in ranks.items()})
+
+
+def _hooks_of(files: list[tuple[re.Match[str], pathlib.Path]]) -> Dump:
     parts = [[(int(k), name) for k, _, name in (step.partition(".") for step
                                                 in match["path"].split("-"))] for match, _ in files]
     passes = sorted({steps[0][0] for steps in parts})

@@ -1,0 +1,69 @@
+"""Dumps of a few tensors a layer, which are judged over all that lies between them.
+
+python import_parts_test.py LOCKSTEP
+"""
+import numpy as np
+import safetensors.torch
+import torch
+
+import import_test
+import support
+from support import QWEN3
+
+import lockstep
+
+torch.set_num_threads(1)
+
+
+class Parts(import_test.Dumped):
+    def test_a_cache_as_attention_reads_it(self):
+        """TensorRT Edge-LLM dumps nothing else of a layer: regions are all that is before it."""
+        self.made("edge_llm")
+        prompts = [row.token for row in self.right.passes[0].rows]
+        file = self.folder / "dump/edgellm_dump.safetensors"
+        report, out = self.imported("edge-llm", file, tokens=prompts)
+        self.assertEqual((report.kind, report.passes), ("edge-llm", 2))
+        with lockstep.Trace(out) as trace:
+            self.assert_same(trace, ("attn.k_rope", "attn.v", "logits", "token"), caches=24)
+        right = lockstep.judge(out, QWEN3)
+        self.assertEqual((right.verdict, right.findings), ("clean", ()), right)
+        # V of the token of the second round, and K of one of the first.
+        for index, place in (((1, 1, slice(None), 6), "layer 3 attn.v"),
+                             ((0, 0, slice(None), 2), "layer 3 attn.kv")):
+            content = safetensors.torch.load_file(file)
+            kept = content["round_1.layer_3.kv"].clone()
+            content["round_1.layer_3.kv"][index] *= 1.5
+            safetensors.torch.save_file(content, file)
+            _, out = self.imported("edge-llm", file, tokens=prompts)
+            first = lockstep.judge(out, QWEN3).first
+            self.assertEqual((first.place, first.number), (place, 1), first)
+            safetensors.torch.save_file(content | {"round_1.layer_3.kv": kept}, file)
+
+    def test_what_each_layer_left_of_each_request(self):
+        """vLLM's connector of hidden states: the region of a layer is the layer."""
+        self.made("vllm_hidden_states")
+        report, out = self.imported("vllm-hidden-states")
+        self.assertEqual((report.kind, report.passes, report.tensors),
+                         ("vllm-hidden-states", 2, 12))
+        with lockstep.Trace(out) as trace:
+            for request, count in ((0, 5), (1, 7)):
+                for position in range(count):
+                    at = {"request": request, "position": position}
+                    np.testing.assert_array_equal(trace.tensor("mlp.residual", 3, **at),
+                                                  self.right.tensor("mlp.residual", 3, **at))
+        right = lockstep.judge(out, QWEN3)
+        # Without logits nothing that chooses a token is judged.
+        self.assertEqual((right.verdict, right.judged, right.findings), ("inconclusive", 12, ()),
+                         right)
+        file = self.folder / "dump/cmpl-1.safetensors"
+        content = safetensors.torch.load_file(file)
+        content["hidden_states"][2, 4, 17] += 2
+        safetensors.torch.save_file(content, file)
+        _, out = self.imported("vllm-hidden-states")
+        first = lockstep.judge(out, QWEN3).first
+        self.assertEqual((first.place, first.request, first.position),
+                         ("layer 4 mlp.residual", 1, 2), first)
+
+
+if __name__ == "__main__":
+    support.main()
