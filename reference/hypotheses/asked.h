@@ -66,6 +66,8 @@ struct Hypothesis {
   at::Tensor (*compute)(const Asked& asked, double value);
   // The values to try. Null: it has none.
   std::vector<double> (*values)(const Asked& asked) = nullptr;
+  // Words instead of `says`, of a value that stands for several numbers.
+  std::string (*words)(double value) = nullptr;
 };
 
 // The tables, by kind of op, the plainest ways first: of two that give the same numbers the first
@@ -74,6 +76,7 @@ std::span<const Hypothesis> norm_hypotheses();
 std::span<const Hypothesis> rope_hypotheses();
 std::span<const Hypothesis> attention_hypotheses();
 std::span<const Hypothesis> softmax_hypotheses();  // of attention
+std::span<const Hypothesis> key_hypotheses();      // of attention
 std::span<const Hypothesis> quantised_attention_hypotheses();
 std::span<const Hypothesis> linear_hypotheses();
 std::span<const Hypothesis> quantised_linear_hypotheses();
@@ -85,5 +88,6 @@ std::span<const Hypothesis> weighted_sum_hypotheses();
 std::span<const Hypothesis> expert_linear_hypotheses();
 // Ways of any op.
 std::span<const Hypothesis> any_hypotheses();
+std::span<const Hypothesis> told_hypotheses();
 
 }  // namespace lockstep

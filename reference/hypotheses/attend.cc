@@ -46,6 +46,11 @@ void Attention::Part::set_cache(const at::Tensor& k, const at::Tensor& v) {
   tensors_->v = v;
 }
 
+void Attention::Part::set_first_key(int64_t position) {
+  tensors_ = std::make_shared<Tensors>(*tensors_);
+  tensors_->keys = at::arange(tensors_->k.size(1), tensors_->q.options()).unsqueeze(0) + position;
+}
+
 at::Tensor Attention::Part::in_window() const {
   return window == 0 ? keys() >= 0 : keys() > positions() - window;
 }
@@ -161,7 +166,8 @@ class Attending {
         part.k().isnan().any(-1).any(0).logical_or(part.v().isnan().any(-1).any(0));
     const at::Tensor spoilt = seen.logical_and(unread.unsqueeze(0)).any(1);
     const at::Tensor k = by_head(part.k().nan_to_num()), v = by_head(part.v().nan_to_num());
-    at::Tensor scores = scores_of(part.tensors_->q, k);
+    const at::Tensor& q = part.tensors_->q;
+    at::Tensor scores = scores_of(how_.query ? how_.query(q) : q, k);
     if (how_.scores) scores = how_.scores(scores);
     if (how_.bias) scores = scores + how_.bias(part);
     scores = scores.masked_fill(seen.logical_not().unsqueeze(0), kNever);

@@ -23,6 +23,8 @@ struct Attention {
     const at::Tensor& k() const;  // [kv heads, keys, dim]
     const at::Tensor& v() const;
     void set_cache(const at::Tensor& k, const at::Tensor& v);
+    // The position of the first key of the cache, where it is not 0.
+    void set_first_key(int64_t position);
     // Broadcast against each other: [queries, 1] and [1, keys].
     const at::Tensor& positions() const;
     const at::Tensor& keys() const;
@@ -34,6 +36,7 @@ struct Attention {
     std::shared_ptr<Tensors> tensors_;
   };
 
+  std::function<at::Tensor(const at::Tensor& q)> query;        // [heads, queries, dim]
   double scale = -1;                                           // of scores; < 0: head_dim^-0.5
   std::vector<int64_t> kv_head;                                // by query head
   std::function<at::Tensor(const Part&)> mask;                 // true: seen

@@ -14,6 +14,7 @@
 #include <numbers>
 
 #include "reference/hypotheses/attend.h"
+#include "reference/hypotheses/values.h"
 
 namespace lockstep {
 namespace {
@@ -42,6 +43,12 @@ Tensor by_kv_heads(const Asked& a, double) {
 // The usual factors, and the one that fits best, to a hundredth.
 std::vector<double> scales(const Asked& a) {
   std::vector<double> all = {0.5, 2, std::numbers::sqrt2, 1 / std::numbers::sqrt2, 0.25, 4};
+  // Those of other numbers of dims, such as of what a row has for each head.
+  const auto dim = as_fp64(a.model().recipe.head_dim), hidden = as_fp64(a.model().config.hidden);
+  for (const double dims :
+       {32., 64., 80., 96., 128., 192., 256., hidden / as_fp64(a.model().recipe.kv_heads),
+        hidden / as_fp64(a.model().recipe.heads)})
+    if (dims != dim) all.push_back(std::sqrt(dim / dims));
   const Tensor got = a.got();
   const auto off = [&](double factor) {
     return (with_scale(a, factor * right_scale(a)) - got).square().nansum().item<double>();
@@ -135,7 +142,9 @@ std::vector<double> windows(const Asked& a) {
     all.push_back(w);
   for (const int64_t w : a.model().recipe.window)
     if (w > 0) all.push_back(as_fp64(w));
-  std::erase_if(all, [own](double w) { return w == own || w < 1; });
+  // One that no context fills is none.
+  const auto longest = as_fp64(*std::ranges::max_element(a.op().call.lengths));
+  std::erase_if(all, [=](double w) { return w == own || w < 1 || w >= longest; });
   std::ranges::sort(all);
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
@@ -242,6 +251,9 @@ std::vector<double> dims_alone(const Asked& a) {
   const int64_t dim = a.model().recipe.head_dim;
   for (const int64_t some : {8, 16, 32, 64, 128})
     if (some < dim) all.push_back(as_fp64(some));
+  for (const int64_t tail : {1, 2, 4, 8, 16})
+    if (2 * tail < dim && std::ranges::count(all, as_fp64(dim - tail)) == 0)
+      all.push_back(as_fp64(dim - tail));
   if (dim % 2 == 0 && std::ranges::count(all, as_fp64(dim) / 2) == 0)
     all.push_back(as_fp64(dim) / 2);
   return all;
@@ -258,10 +270,10 @@ Tensor scored_over(const Asked& a, int64_t first, int64_t count) {
   return attend(a, how);
 }
 Tensor scored_over_first(const Asked& a, double count) {
-  return scored_over(a, 0, static_cast<int64_t>(count));
+  return scored_over(a, 0, as_count(count));
 }
 Tensor scored_over_last(const Asked& a, double count) {
-  const auto some = static_cast<int64_t>(count);
+  const auto some = as_count(count);
   return scored_over(a, a.model().recipe.head_dim - some, some);
 }
 
@@ -354,7 +366,7 @@ Tensor first_page_again(const Asked& a, double) {
 // by one or not brought up to date makes it.
 Tensor page_before(const Asked& a, double by) {
   return with_slots(a, [&](int64_t key, int64_t) {
-    const int64_t other = key + static_cast<int64_t>(by) * a.op().page_size;
+    const int64_t other = key + as_count(by) * a.op().page_size;
     return other < 0 ? key : other;
   });
 }

@@ -15,6 +15,7 @@
 #include <numbers>
 
 #include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/values.h"
 
 namespace lockstep {
 namespace {
@@ -81,6 +82,49 @@ std::vector<double> sizes(const Asked&) {
 Tensor through_fp16(const Asked& a, double size) {
   return a.in_dtype(a.right() * size, DType::f16) / size;
 }
+// x sigmoid(b x): b = ln 2 is 2^-x for e^-x, b = log2(e) that factor once too often.
+std::vector<double> steepness(const Asked&) {
+  return {std::numbers::ln2, std::numbers::log2e, 0.5, 2, 1.5, 1.6, 1.7, -1};
+}
+Tensor steeper(const Asked& a, double b) { return gated(a, gate(a) * at::sigmoid(b * gate(a))); }
+// Activations that mobile and older models have, under names that are alike.
+Tensor hard_swish(const Asked& a, double) {
+  return gated(a, gate(a) * (gate(a) + 3).clamp(0, 6) / 6);
+}
+Tensor mish(const Asked& a, double) {
+  return gated(a, gate(a) * at::tanh((1 + gate(a).exp()).log()));
+}
+Tensor softplus(const Asked& a, double) { return gated(a, (1 + gate(a).exp()).log()); }
+Tensor elu(const Asked& a, double) {
+  const Tensor g = gate(a);
+  return gated(a, g.clamp_min(0) + g.clamp_max(0).exp() - 1);
+}
+// One tensor for both, its first half the gate: gate alone is read, as if it were both.
+Tensor halves_of_gate(const Asked& a, double) {
+  const auto halves = gate(a).chunk(2, -1);
+  if (gate(a).size(-1) % 2 != 0) return {};
+  const Tensor y = silu(halves[0]) * halves[1];
+  return at::cat({y, y}, -1);
+}
+std::vector<double> neighbours_of_rows(const Asked& a) {
+  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
+}
+// A row pointer of up that was not moved on with that of gate.
+Tensor up_of_row(const Asked& a, double by) {
+  return a.kept(silu(gate(a))) * up(a).roll(-as_count(by), 0);
+}
+std::vector<double> columns_beside(const Asked&) { return {1, -1, 2, -2, 4, -4, 8, -8}; }
+// Vectors of up that are loaded beside their place.
+Tensor up_of_column(const Asked& a, double by) {
+  return a.kept(silu(gate(a))) * up(a).roll(-as_count(by), -1);
+}
+// A run in fp32 whose kernel was made for 16 bits.
+Tensor inputs_in(const Asked& a, DType dtype) {
+  if (a.model().run != DType::f32) return {};
+  return silu(a.in_dtype(gate(a), dtype)) * a.in_dtype(up(a), dtype);
+}
+Tensor inputs_in_bf16(const Asked& a, double) { return inputs_in(a, DType::bf16); }
+Tensor inputs_in_fp16(const Asked& a, double) { return inputs_in(a, DType::f16); }
 Tensor silu_in_bf16(const Asked& a, double) {
   return a.in_dtype(silu(gate(a)), DType::bf16) * up(a);
 }
@@ -95,6 +139,11 @@ constexpr Hypothesis kSilu[] = {
     {"x sigmoid(1.702 x) (quick GELU) for SiLU", quick_gelu},
     {"ReLU for SiLU", relu},
     {"ReLU squared for SiLU", relu_squared},
+    {"x sigmoid({:.4g} x) for SiLU", steeper, steepness},
+    {"hard swish for SiLU", hard_swish},
+    {"Mish for SiLU", mish},
+    {"softplus for SiLU", softplus},
+    {"ELU for SiLU", elu},
     {"sigmoid for SiLU", sigmoid},
     {"tanh for SiLU", tanh_of},
     {"no activation: gate * up", no_activation},
@@ -107,6 +156,11 @@ constexpr Hypothesis kSilu[] = {
     {"silu(gate) * gate: up never read", gate_times_gate},
     {"silu(up) * up: gate never read", up_times_up},
     {"gate and up taken as interleaved pairs of one tensor", interleaved},
+    {"the halves of gate taken for gate and up", halves_of_gate},
+    {"up of the row {:+g} in the pass", up_of_row, neighbours_of_rows},
+    {"up of the column {:+g}", up_of_column, columns_beside},
+    {"gate and up rounded to bf16", inputs_in_bf16},
+    {"gate and up rounded to fp16", inputs_in_fp16},
     {"gate and up clamped to +-{:g}", clamped, clamps},
     {"gate clamped above and up both ways at {:g}", clamped_above, clamps},
     {"silu(gate) rounded to bf16 before up", silu_in_bf16},
@@ -154,6 +208,39 @@ std::vector<double> factors(const Asked& a) {
   return {std::round(factor * 100) / 100};
 }
 Tensor branch_times(const Asked& a, double factor) { return stream(a) + factor * branch(a); }
+// got - branch = f stream: models that scale their residuals, or a stream that is added again.
+std::vector<double> stream_factors(const Asked& a) {
+  const Tensor rest = a.got() - branch(a);
+  const double factor =
+      (rest * stream(a)).sum().item<double>() / stream(a).square().sum().item<double>();
+  if (!std::isfinite(factor) || std::fabs(factor - 1) < 1e-2) return {};
+  return {std::round(factor * 100) / 100};
+}
+Tensor stream_times(const Asked& a, double factor) { return factor * stream(a) + branch(a); }
+// Sums of what belongs to different tokens.
+Tensor branch_of_row(const Asked& a, double by) {
+  return stream(a) + branch(a).roll(-as_count(by), 0);
+}
+Tensor stream_of_row(const Asked& a, double by) {
+  return stream(a).roll(-as_count(by), 0) + branch(a);
+}
+// The first addition of a layer that reads what the first one of the layer before stored.
+Tensor stream_of_layer_before(const Asked& a, double) {
+  if (a.place().point->name != "attn.residual" || a.place().layer == 0) return {};
+  return plus(a, a.other({a.place().point, a.place().layer - 1}));
+}
+// Families that norm what a layer adds, with no gain here.
+Tensor normed_branch(const Asked& a, double) {
+  const Tensor b = branch(a);
+  return stream(a) + b / (b.square().mean(-1, true) + a.model().recipe.norm_eps).sqrt();
+}
+// An fp32 run that keeps its residual in 16 bits.
+Tensor terms_in(const Asked& a, DType dtype) {
+  if (a.model().run != DType::f32) return {};
+  return a.in_dtype(stream(a), dtype) + a.in_dtype(branch(a), dtype);
+}
+Tensor both_terms_in_bf16(const Asked& a, double) { return terms_in(a, DType::bf16); }
+Tensor both_terms_in_fp16(const Asked& a, double) { return terms_in(a, DType::f16); }
 
 constexpr Hypothesis kAdd[] = {
     {"the stream dropped: its branch alone", branch_alone},
@@ -167,6 +254,13 @@ constexpr Hypothesis kAdd[] = {
     {"the stream of before attention for the stream", earlier_stream},
     {"attention's branch for its own", other_branch},
     {"the branch times {:g}", branch_times, factors},
+    {"the stream times {:g}", stream_times, stream_factors},
+    {"the branch of the row {:+g} in the pass", branch_of_row, neighbours_of_rows},
+    {"the stream of the row {:+g} in the pass", stream_of_row, neighbours_of_rows},
+    {"the stream of the layer before for the stream", stream_of_layer_before},
+    {"the branch normed before it is added", normed_branch},
+    {"stream and branch rounded to bf16", both_terms_in_bf16},
+    {"stream and branch rounded to fp16", both_terms_in_fp16},
 };
 
 // Rows of the embedding by other ids, kept within the vocabulary.
@@ -181,13 +275,33 @@ Tensor of_ids(const Asked& a, auto change) {
 }
 std::vector<double> id_offsets(const Asked&) { return {1, -1, 2, -2}; }
 Tensor other_id(const Asked& a, double by) {
-  return of_ids(a, [by](size_t, int64_t id) { return id + static_cast<int64_t>(by); });
+  return of_ids(a, [by](size_t, int64_t id) { return id + as_count(by); });
 }
 // Ids cut to 8, 15 or 16 bits: a vocabulary outgrew the type that somebody chose for it.
 std::vector<double> id_bits(const Asked&) { return {8, 15, 16}; }
 Tensor id_of_bits(const Asked& a, double bits) {
   return of_ids(a,
                 [bits](size_t, int64_t id) { return id % (int64_t{1} << static_cast<int>(bits)); });
+}
+// A border that a table of fewer rows sets: ids past it read its last row.
+std::vector<double> id_ends(const Asked& a) {
+  std::vector<double> all;
+  for (int64_t power = 256; power < a.model().config.vocab; power *= 2)
+    all.push_back(as_fp64(power));
+  return all;
+}
+Tensor ids_clamped(const Asked& a, double end) {
+  return of_ids(a, [=](size_t, int64_t id) { return std::min(id, as_count(end) - 1); });
+}
+// An index that is not moved on from token to token.
+Tensor of_first_token(const Asked& a, double) {
+  const auto& tokens = a.op().call.tokens;
+  return of_ids(a, [&](size_t, int64_t) { return int64_t{tokens.front()}; });
+}
+// Models that norm what they look up.
+Tensor unit_length(const Asked& a, double) {
+  const Tensor y = a.right();
+  return y / (y.square().mean(-1, true) + a.model().recipe.norm_eps).sqrt();
 }
 Tensor by_position(const Asked& a, double) {
   return of_ids(a, [&](size_t i, int64_t) { return int64_t{a.op().call.rows[i].position}; });
@@ -232,6 +346,9 @@ constexpr Hypothesis kGather[] = {
     {"the embedding of the id 0 for every token", padding_id},
     {"the embedding times sqrt(hidden), as Gemma's", normalised},
     {"an embedding of the position added", with_position},
+    {"the embedding of the id {:g} - 1 for all past it", ids_clamped, id_ends},
+    {"the embedding of the pass's first token for every one", of_first_token},
+    {"the embedding normed", unit_length},
     {"zeros for ids from {:g} on", ids_from_zero, id_borders},
     {"zeros for ids below {:g}", ids_below_zero, id_borders},
 };

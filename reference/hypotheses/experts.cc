@@ -5,12 +5,15 @@
 // the expert that would have been taken.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/where.h>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/values.h"
 
 namespace lockstep {
 namespace {
@@ -62,7 +65,7 @@ std::vector<double> turns(const Asked& a) {
   return a.input(1).size(1) > 2 ? std::vector<double>{1, -1} : std::vector<double>{};
 }
 Tensor weights_turned(const Asked& a, double by) {
-  return sum_of(a.input(0), a.input(1).roll(static_cast<int64_t>(by), 1));
+  return sum_of(a.input(0), a.input(1).roll(as_count(by), 1));
 }
 // Rows of input(0) are [token, choice, hidden], input(1) has a weight for each choice.
 Tensor unweighted(const Asked& a, double) { return a.input(0).sum(1); }
@@ -104,7 +107,7 @@ std::vector<double> neighbours(const Asked&) { return {1, -1}; }
 // devices go wrong this way.
 Tensor next_expert(const Asked& a, double by) {
   const int64_t count = a.model().config.experts.count;
-  return of_experts(a, a.input(0), (chosen_of(a) + static_cast<int64_t>(by) + count) % count);
+  return of_experts(a, a.input(0), (chosen_of(a) + as_count(by) + count) % count);
 }
 Tensor other_choice(const Asked& a, double) {
   return of_experts(a, a.input(0), chosen_of(a).flip(1).contiguous());
@@ -120,6 +123,36 @@ Tensor by_choice_number(const Asked& a, double) {
 Tensor of_row_before(const Asked& a, double) {
   return a.rows() < 2 ? Tensor() : of_experts(a, a.input(0), chosen_of(a).roll(1, 0).contiguous());
 }
+// Experts whose weights are another's, which the result tells.
+Tensor weights_as_told(const Asked& a, double) {
+  const int64_t count = a.model().config.experts.count;
+  const Tensor chosen = chosen_of(a);
+  if (count > 16) return {};
+  std::vector<Tensor> all;
+  for (int64_t e = 0; e < count; ++e)
+    all.push_back(of_experts(a, a.input(0), at::full_like(chosen, e)).view(a.got().sizes()));
+  Tensor y = a.right().view(a.got().sizes()).clone();
+  bool any = false;
+  for (int64_t own = 0; own < count; ++own) {
+    const Tensor mine = (chosen == own).unsqueeze(-1);
+    if (!mine.any().item<bool>()) continue;
+    const auto off = [&](int64_t e) {
+      return ((all[static_cast<size_t>(e)] - a.got()) * mine).square().nansum().item<double>();
+    };
+    int64_t nearest = own;
+    for (int64_t e = 0; e < count; ++e)
+      if (off(e) < 0.5 * off(nearest)) nearest = e;
+    any = any || nearest != own;
+    y = at::where(mine, all[static_cast<size_t>(nearest)], y);
+  }
+  return any ? y : Tensor();
+}
+// A row of the down product that is found by its token alone.
+Tensor of_first_input(const Asked& a, double) {
+  const Tensor x = a.input(0);
+  return x.dim() < 3 ? Tensor()
+                     : of_experts(a, x.narrow(1, 0, 1).expand_as(x).contiguous(), chosen_of(a));
+}
 // The down projection alone has a row for each choice: gate and up read the token's.
 Tensor of_other_input(const Asked& a, double) {
   return a.input(0).dim() < 3 ? Tensor()
@@ -133,6 +166,8 @@ constexpr Hypothesis kExperts[] = {
     {"the number of the choice for the expert", by_choice_number},
     {"the experts that the row before chose", of_row_before},
     {"the rows of a token's experts in the opposite order", of_other_input},
+    {"the row of a token's first expert for all of them", of_first_input},
+    {"experts that have the weights of others", weights_as_told},
 };
 
 }  // namespace

@@ -7,9 +7,12 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstring>
+#include <deque>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/rotary.h"
 
 namespace lockstep {
 namespace {
@@ -19,19 +22,65 @@ using Table = std::span<const Hypothesis> (*)();
 // A kind may have several tables; an empty place is null.
 struct KindTables {
   OpKind kind;
-  std::array<Table, 3> tables;
+  std::array<Table, 4> tables;
+  bool rows_apart = false;  // each row of a result is made of the same row of its inputs alone
 };
 constexpr KindTables kTables[] = {
     {OpKind::gather, {gather_hypotheses}},
     {OpKind::norm, {norm_hypotheses}},
-    {OpKind::linear, {linear_hypotheses, quantised_linear_hypotheses}},
-    {OpKind::rope, {rope_hypotheses}},
-    {OpKind::attention, {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses}},
+    {OpKind::linear, {linear_hypotheses, quantised_linear_hypotheses}, true},
+    {OpKind::rope, {rope_hypotheses, rope_position_hypotheses}},
+    {OpKind::attention,
+     {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses, key_hypotheses}},
     {OpKind::silu_mul, {silu_mul_hypotheses}},
     {OpKind::add, {add_hypotheses}},
     {OpKind::softmax, {expert_weight_hypotheses}},
     {OpKind::weighted_sum, {weighted_sum_hypotheses}},
     {OpKind::expert_linear, {expert_linear_hypotheses}},
+};
+
+// The same op in the rows OpInPass::few alone, which are copied.
+struct FewRows {
+  FewRows(const OpInPass& whole, const HeldModel& model) : op(narrowed(whole)), asked(op, model) {}
+
+  OpInPass narrowed(const OpInPass& whole) {
+    OpInPass some{
+        .call = whole.call, .got = picked(whole.got, whole.few), .page_size = whole.page_size};
+    const auto size = static_cast<size_t>(whole.got.row_size());
+    std::vector<double> right;
+    for (const size_t r : whole.few) {
+      rows.push_back(whole.call.rows[r]);
+      tokens.push_back(whole.call.tokens[r]);
+      lengths.push_back(whole.call.lengths[r]);
+      some.pass_rows.push_back(whole.pass_rows[r]);
+      for (size_t i = 0; i < size; ++i) right.push_back(whole.right[r * size + i]);
+    }
+    some.right = std::move(right);
+    some.call.rows = rows, some.call.tokens = tokens, some.call.lengths = lengths;
+    for (TensorView& input : some.call.inputs) input = picked(input, whole.few);
+    some.other = [this, &whole](const Place& place) {
+      const TensorView all = whole.other ? whole.other(place) : TensorView{};
+      return all.empty() ? all : picked(all, whole.few);
+    };
+    return some;
+  }
+
+  TensorView picked(const TensorView& all, const std::vector<size_t>& few) {
+    std::vector<int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());
+    extents[0] = std::ssize(few);
+    const Tensor& copy = copies.emplace_back(Shape(extents), all.dtype);
+    const int64_t bytes = all.row_size() * size_of(all.dtype);
+    for (size_t i = 0; i < few.size(); ++i)
+      std::memcpy(copy.as<char>() + i * bytes, all.as<char>() + few[i] * bytes, bytes);
+    return copy;
+  }
+
+  std::deque<Tensor> copies;
+  std::vector<Row> rows;
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> lengths;
+  OpInPass op;
+  Asked asked;
 };
 
 // The hypotheses about one op in one pass. Borrows the recorded tensors of the pass, which must
@@ -41,8 +90,9 @@ class OfOp final : public OpHypotheses {
   OfOp(const OpInPass& op, const HeldModel& model) : asked_(op, model) {
     for (const KindTables& of_kind : kTables)
       if (of_kind.kind == op.call.place.point->op)
-        for (const Table table : of_kind.tables) add(table);
-    add(any_hypotheses);
+        for (const Table table : of_kind.tables) add(table, of_kind.rows_apart);
+    add(any_hypotheses, false);
+    add(told_hypotheses, false);
   }
 
   // Numbers are those of rows_, so that a guess is told of again by its number and value.
@@ -62,28 +112,41 @@ class OfOp final : public OpHypotheses {
 
   // Nothing where the hypothesis does not apply, or its result has another size than what was
   // stored.
-  Numbers evaluate(const Guess& guess) override {
+  Numbers evaluate(const Guess& guess) override { return evaluated(guess, asked_); }
+
+  // Where the rows are all that there are, asking twice would cost more.
+  Numbers evaluate_few(const Guess& guess) override {
+    const size_t few = asked_.op().few.size();
+    if (!apart_.at(guess.number) || few == 0 || few == asked_.op().call.rows.size()) return {};
+    if (!few_) few_ = std::make_unique<FewRows>(asked_.op(), asked_.model());
+    return evaluated(guess, few_->asked);
+  }
+
+  std::string says(const Guess& guess) const override {
+    const Hypothesis& row = row_of(guess);
+    return row.words ? row.words(guess.value) : fmt::format(fmt::runtime(row.says), guess.value);
+  }
+
+ private:
+  void add(Table table, bool rows_apart) {
+    if (table == nullptr) return;
+    for (const Hypothesis& row : table()) rows_.push_back(&row), apart_.push_back(rows_apart);
+  }
+  const Hypothesis& row_of(const Guess& guess) const { return *rows_.at(guess.number); }
+  Numbers evaluated(const Guess& guess, const Asked& asked) const {
     Numbers numbers;
     in_torch([&] {
-      const at::Tensor result = rows_.at(guess.number)->compute(asked_, guess.value);
-      if (result.defined() && result.numel() == asked_.op().got.count())
+      const at::Tensor result = row_of(guess).compute(asked, guess.value);
+      if (result.defined() && result.numel() == asked.op().got.count())
         numbers = to_numbers(result.contiguous());
     });
     return numbers;
   }
 
-  std::string says(const Guess& guess) const override {
-    return fmt::format(fmt::runtime(rows_.at(guess.number)->says), guess.value);
-  }
-
- private:
-  void add(Table table) {
-    if (table == nullptr) return;
-    for (const Hypothesis& row : table()) rows_.push_back(&row);
-  }
-
   Asked asked_;
+  std::unique_ptr<FewRows> few_;
   std::vector<const Hypothesis*> rows_;
+  std::vector<bool> apart_;  // by row of the tables
 };
 
 // Owns the weights in fp64 for as long as a run is explained.

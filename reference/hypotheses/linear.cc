@@ -6,13 +6,19 @@
 // have them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/values.h"
+#include "reference/rounding.h"
 
 namespace lockstep {
 namespace {
@@ -99,7 +105,7 @@ Tensor transposed(const Asked& a, double) {
 std::vector<double> shifts(const Asked&) { return {1, -1}; }
 Tensor rows_shifted(const Asked& a, double by_rows) {
   const Tensor w = weight_of(a);
-  return w.defined() ? by(a, w.roll(-static_cast<int64_t>(by_rows), 0)) : Tensor();
+  return w.defined() ? by(a, w.roll(-as_count(by_rows), 0)) : Tensor();
 }
 
 // The order of the outputs of q, k and v as [a, b] blocks of `size` rows, turned to [b, a].
@@ -125,6 +131,18 @@ Tensor dims_reordered(const Asked& a, int64_t outer, int64_t inner) {
   if (!is_qkv(a)) return {};
   const Tensor y = with_bias(a, right_product(a)).view(a.got().sizes());
   return y.unflatten(-1, {outer, inner}).transpose(-1, -2).flatten(-2);
+}
+// The weight alone is permuted: the bias stays in its order.
+Tensor weight_interleaved(const Asked& a, int64_t outer, int64_t inner) {
+  if (!is_qkv(a) || !has_bias(a)) return {};
+  const Tensor y = right_product(a).view(a.got().sizes());
+  return y.unflatten(-1, {outer, inner}).transpose(-1, -2).flatten(-2).flatten(1) + bias_of(a);
+}
+Tensor weight_in_pairs(const Asked& a, double) {
+  return weight_interleaved(a, 2, a.model().recipe.head_dim / 2);
+}
+Tensor weight_in_halves(const Asked& a, double) {
+  return weight_interleaved(a, a.model().recipe.head_dim / 2, 2);
 }
 Tensor dims_interleaved(const Asked& a, double) {
   return dims_reordered(a, 2, a.model().recipe.head_dim / 2);
@@ -175,14 +193,14 @@ Tensor with_inputs_scaled(const Asked& a, int64_t first, int64_t count, double b
   return of(a, x);
 }
 Tensor tail_left_out(const Asked& a, double count) {
-  const auto some = static_cast<int64_t>(count);
+  const auto some = as_count(count);
   return with_inputs_scaled(a, x_of(a).size(1) - some, some, 0);
 }
 Tensor head_left_out(const Asked& a, double count) {
-  return with_inputs_scaled(a, 0, static_cast<int64_t>(count), 0);
+  return with_inputs_scaled(a, 0, as_count(count), 0);
 }
 Tensor tail_twice(const Asked& a, double count) {
-  const auto some = static_cast<int64_t>(count);
+  const auto some = as_count(count);
   return with_inputs_scaled(a, x_of(a).size(1) - some, some, 2);
 }
 
@@ -207,7 +225,7 @@ Tensor both_in_fp16(const Asked& a, double) { return both_in(a, DType::f16); }
 Tensor accumulated(const Asked& a, DType dtype, double every) {
   const Tensor x = x_of(a);
   const auto rows = x.size(0), inner = x.size(1), outer = a.got().flatten(1).size(1);
-  const auto step = static_cast<int64_t>(every);
+  const auto step = as_count(every);
   if (as_fp64(rows * outer) * as_fp64(inner) / every > kMostProducts || step > inner) return {};
   const Tensor w = weight_of(a);
   if (!w.defined()) return {};
@@ -241,7 +259,7 @@ std::vector<double> tiles(const Asked& a) {
 }
 // A last tile that was moved back to fit, and forgot to move what it reads.
 Tensor last_outputs_repeat(const Asked& a, double tile) {
-  const auto count = static_cast<int64_t>(tile);
+  const auto count = as_count(tile);
   const Tensor y = a.right().flatten(1), all = y.clone();
   all.narrow(1, y.size(1) - count, count).copy_(y.narrow(1, y.size(1) - 2 * count, count));
   return all;
@@ -268,12 +286,123 @@ Tensor capped_stored(const Asked& a, double cap) {
 }
 std::vector<double> caps(const Asked&) { return {15, 30, 50}; }
 
+// A bias that a split of the sum adds once for each part, and one that is scaled with it.
+std::vector<double> bias_factors(const Asked& a) {
+  if (!has_bias(a)) return {};
+  const Tensor rest = a.got().flatten(1) - right_product(a), bias = bias_of(a);
+  const double factor =
+      (rest * bias).sum().item<double>() / (bias.square().sum().item<double>() * as_fp64(a.rows()));
+  if (!std::isfinite(factor)) return {};
+  const double rounded = std::round(factor * 8) / 8;
+  if (rounded == 0 || rounded == 1 || rounded == 2 || rounded == -1) return {};
+  return {rounded};
+}
+// Eighths: parts of a split are no other numbers.
+Tensor bias_times(const Asked& a, double factor) { return right_product(a) + factor * bias_of(a); }
+std::vector<double> bias_shifts(const Asked& a) {
+  if (!has_bias(a)) return {};
+  const auto dim = as_fp64(a.model().recipe.head_dim);
+  return {1, -1, dim, -dim, dim / 2};
+}
+// By a row, a head or half of one.
+Tensor bias_shifted(const Asked& a, double by_rows) {
+  return right_product(a) + bias_of(a).roll(-as_count(by_rows), 0);
+}
+// K's for V and the other way: they have one shape.
+Tensor bias_of_other(const Asked& a, double) {
+  const std::string_view name = a.place().point->name;
+  if (!has_bias(a) || (name != "attn.k" && name != "attn.v")) return {};
+  const Point& other = *find_point(name == "attn.k" ? "attn.v" : "attn.k");
+  return right_product(a) + a.model().weights.bias({&other, a.place().layer});
+}
+// Parts of a sum that are each stored in 16 bits before they are added (split-K).
+std::vector<double> part_counts(const Asked&) { return {2, 3, 4, 6, 8}; }
+Tensor parts_in(const Asked& a, DType dtype, double parts) {
+  const Tensor x = x_of(a), w = weight_of(a);
+  const auto count = as_count(parts), size = x.size(1) / count;
+  if (!w.defined() || x.size(1) % count != 0) return {};
+  Tensor total;
+  for (int64_t i = 0; i < count; ++i) {
+    const Tensor part =
+        a.in_dtype(at::matmul(x.narrow(1, i * size, size), w.narrow(1, i * size, size).t()), dtype);
+    total = total.defined() ? total + part : part;
+  }
+  return with_bias(a, total);
+}
+Tensor parts_in_bf16(const Asked& a, double parts) { return parts_in(a, DType::bf16, parts); }
+Tensor parts_in_fp16(const Asked& a, double parts) { return parts_in(a, DType::f16, parts); }
+// The mode of tensor cores that a switch of the library allows for fp32.
+Tensor both_in_tf32(const Asked& a, double) {
+  const Tensor w = weight_of(a);
+  if (!w.defined() || a.model().run != DType::f32) return {};
+  return by(a, kTf32.rounded(x_of(a)), kTf32.rounded(w));
+}
+// The product is stored and rounded, and the bias added to that.
+Tensor bias_after_store(const Asked& a, double) {
+  return has_bias(a) && a.model().run != DType::f32
+             ? a.in_dtype(right_product(a), a.model().run) + bias_of(a)
+             : Tensor();
+}
+
+// Inputs that do not count once: the factor f of each by least squares over all results,
+// sum_k f_k x_tk w_ok = y_to. Their first and last one, where they stand together and have one
+// factor, are in one number, as a guess has one.
+constexpr double kPacked = 65536;
+struct InputSpan {
+  int64_t first, last;
+  int64_t factor;
+};
+// The factor is held as 0 to 3, for -1 to 2.
+InputSpan unpacked(double packed) {
+  const auto code = as_count(packed), whole = as_count(kPacked);
+  return {code / 4 / whole, code / 4 % whole, code % 4 - 1};
+}
+// Nothing where the results are too few to tell, or tell of several spans.
+std::vector<double> told_inputs(const Asked& a) {
+  constexpr int64_t kMostInputs = 1024;
+  const Tensor x = x_of(a), w = weight_of(a);
+  if (!w.defined() || x.size(1) > kMostInputs || x.size(0) * w.size(0) < 4 * x.size(1)) return {};
+  Tensor y = a.got().flatten(1);
+  if (has_bias(a)) y = y - bias_of(a);
+  const Tensor gram = at::matmul(x.t(), x) * at::matmul(w.t(), w);
+  const Tensor sides = (at::matmul(y.nan_to_num(0), w) * x).sum(0);
+  const Tensor ridge = gram.diagonal().mean() * 1e-9;
+  const Tensor factors =
+      at::linalg_solve(gram + ridge * at::eye(x.size(1), x.options()), sides).cpu().contiguous();
+  const auto* f = factors.const_data_ptr<double>();
+  InputSpan span{-1, -1, 0};
+  for (int64_t k = 0; k < factors.numel(); ++k) {
+    if (std::fabs(f[k] - 1) < 0.5 || !std::isfinite(f[k])) continue;
+    const int64_t factor = std::clamp<int64_t>(std::llround(f[k]), -1, 2);
+    if (span.first < 0) span = {k, k, factor};
+    if (span.factor != factor || k > span.last + 1) return {};
+    span.last = k;
+  }
+  if (span.first < 0) return {};
+  return {(as_fp64(span.first) * kPacked + as_fp64(span.last)) * 4 + as_fp64(span.factor + 1)};
+}
+Tensor with_told_inputs(const Asked& a, double packed) {
+  const InputSpan span = unpacked(packed);
+  return with_inputs_scaled(a, span.first, span.last - span.first + 1, as_fp64(span.factor));
+}
+std::string words_of_inputs(double packed) {
+  const InputSpan span = unpacked(packed);
+  constexpr std::array<const char*, 4> kHow = {"subtracted", "left out of the sum", "",
+                                               "added twice"};
+  return fmt::format("its inputs {} to {} {}", span.first, span.last,
+                     kHow.at(static_cast<size_t>(span.factor + 1)));
+}
+
 constexpr Hypothesis kLinear[] = {
     {"its bias left out", no_bias},
     {"its bias added twice", bias_twice},
     {"its bias subtracted", bias_subtracted},
     {"its bias alone", bias_alone},
     {"the bias of layer {:g}", bias_of_layer, other_layers},
+    {"its bias times {:g}", bias_times, bias_factors},
+    {"its bias {:+g} rows further on", bias_shifted, bias_shifts},
+    {"the bias of the other of K and V", bias_of_other},
+    {"its bias added to the product in the run's dtype", bias_after_store},
     {"its weight read transposed", transposed},
     {"its weight {:+g} row further on", rows_shifted, shifts},
     {"the weight of layer {:g}", weight_of_layer, other_layers},
@@ -289,12 +418,18 @@ constexpr Hypothesis kLinear[] = {
     {"heads and dims exchanged in its rows", heads_and_dims},
     {"dims of each head in another order: halves interleaved", dims_interleaved},
     {"dims of each head in another order: pairs taken apart", dims_taken_apart},
+    {"rows of its weight in another order, its bias not: halves interleaved", weight_in_pairs},
+    {"rows of its weight in another order, its bias not: pairs taken apart", weight_in_halves},
     {"its input's heads in another order: (head of group, group)", inputs_by_group},
     {"its input's heads in another order: (group, head of group)", inputs_by_kv},
     {"its input by dims instead of heads", dims_first},
     {"its last {:g} inputs left out of the sum", tail_left_out, tails},
     {"its first {:g} inputs left out of the sum", head_left_out, tails},
     {"its last {:g} inputs added twice", tail_twice, tails},
+    {"", with_told_inputs, told_inputs, words_of_inputs},
+    {"input and weight rounded to tf32", both_in_tf32},
+    {"{:g} parts of its sum rounded to bf16 before they are added", parts_in_bf16, part_counts},
+    {"{:g} parts of its sum rounded to fp16 before they are added", parts_in_fp16, part_counts},
     {"its input rounded to bf16", x_in_bf16},
     {"its input rounded to fp16", x_in_fp16},
     {"input and weight rounded to bf16", both_in_bf16},

@@ -8,10 +8,12 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/base/dtype.h"
 #include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/values.h"
 
 namespace lockstep {
 namespace {
@@ -46,6 +48,10 @@ Tensor left_out(const Asked& a, double) { return x_of(a); }
 Tensor gain_alone(const Asked& a, double) { return x_of(a) * gain_of(a); }
 Tensor without_gain(const Asked& a, double) { return normed(x_of(a), eps_of(a)); }
 Tensor gain_plus_one(const Asked& a, double) { return with_gain(a, gain_of(a) + 1); }
+// The same of a gain that was added up in the run's dtype.
+Tensor gain_plus_one_stored(const Asked& a, double) {
+  return with_gain(a, a.in_dtype(gain_of(a) + 1, a.model().run));
+}
 Tensor gain_minus_one(const Asked& a, double) { return with_gain(a, gain_of(a) - 1); }
 Tensor gain_twice(const Asked& a, double) { return with_gain(a, gain_of(a).square()); }
 Tensor divided_by_gain(const Asked& a, double) { return with_gain(a, gain_of(a).reciprocal()); }
@@ -63,7 +69,7 @@ std::vector<double> parts_of(int64_t width) {
 std::vector<double> block_widths(const Asked& a) { return parts_of(width_of(a)); }
 Tensor over_blocks(const Asked& a, double width) {
   const Tensor x = x_of(a);
-  const Tensor blocks = x.unflatten(-1, {-1, static_cast<int64_t>(width)});
+  const Tensor blocks = x.unflatten(-1, {-1, as_count(width)});
   return scaled(a, normed(blocks, eps_of(a)).view(x.sizes()), gain_of(a));
 }
 Tensor over_all_heads(const Asked& a, double) {
@@ -131,6 +137,26 @@ std::vector<double> divisors(const Asked& a) {
 Tensor divided_by(const Asked& a, double divisor) {
   return with_mean_square(a, x_of(a).square().sum(-1, true) / divisor);
 }
+// The divisor of another row, head or element: an index that is off, or a scratch value that a
+// later thread overwrites.
+std::vector<double> rows_beside(const Asked& a) {
+  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
+}
+Tensor divisor_of_row(const Asked& a, double by) {
+  return with_mean_square(a, mean_square(x_of(a)).roll(-as_count(by), 0));
+}
+// A kernel of several rows a block, whose threads all take what the first row left.
+Tensor divisor_of_first_row(const Asked& a, double) {
+  return a.rows() < 2 ? Tensor() : with_mean_square(a, mean_square(x_of(a)).narrow(0, 0, 1));
+}
+Tensor divisor_of_head(const Asked& a, double by) {
+  const Tensor x = x_of(a);
+  return x.dim() < 3 ? Tensor() : with_mean_square(a, mean_square(x).roll(-as_count(by), -2));
+}
+// The maximum norm in the place of the mean.
+Tensor by_largest(const Asked& a, double) {
+  return with_mean_square(a, x_of(a).abs().amax(-1, true).square());
+}
 Tensor mean_of_size(const Asked& a, double) {
   return with_mean_square(a, x_of(a).abs().mean(-1, true).square());
 }
@@ -162,7 +188,7 @@ std::vector<double> shifts(const Asked& a) {
   return {width / 2, width / 4, 3 * width / 4, 1, width - 1};
 }
 Tensor gain_shifted(const Asked& a, double by) {
-  return with_gain(a, gain_of(a).roll(-static_cast<int64_t>(by)));
+  return with_gain(a, gain_of(a).roll(-as_count(by)));
 }
 Tensor gain_reversed(const Asked& a, double) { return with_gain(a, gain_of(a).flip(0)); }
 // Gains as [a, b], turned to [b, a]; a width that has no halves has no such order.
@@ -172,12 +198,26 @@ Tensor gain_turned(const Asked& a, at::IntArrayRef shape) {
 }
 Tensor gain_interleaved(const Asked& a, double) { return gain_turned(a, {2, -1}); }
 Tensor gain_deinterleaved(const Asked& a, double) { return gain_turned(a, {-1, 2}); }
+// An index of gains by the head instead of by the dim.
+Tensor gain_of_head(const Asked& a, double) {
+  const Tensor x = x_of(a), gain = gain_of(a);
+  if (x.dim() < 3 || x.size(-2) < 2 || x.size(-2) > gain.numel()) return {};
+  return with_gain(a, gain.narrow(0, 0, x.size(-2)).unsqueeze(-1));
+}
+// The mean square is that of other numbers then.
+Tensor gain_before(const Asked& a, double) { return normed(x_of(a) * gain_of(a), eps_of(a)); }
 Tensor first_gain(const Asked& a, double) { return with_gain(a, gain_of(a).narrow(0, 0, 1)); }
 // An index of gains by the thread's number within its part, instead of by the element's.
-std::vector<double> lanes(const Asked& a) { return parts_of(width_of(a)); }
+std::vector<double> lanes(const Asked& a) {
+  std::vector<double> all = parts_of(width_of(a));
+  for (const int64_t block : {32, 64, 128, 256, 512, 1024})
+    if (block < width_of(a) && width_of(a) % block != 0) all.push_back(as_fp64(block));
+  return all;
+}
 Tensor gain_of_lane(const Asked& a, double lanes) {
-  const auto count = static_cast<int64_t>(lanes);
-  return with_gain(a, gain_of(a).narrow(0, 0, count).repeat({width_of(a) / count}));
+  const auto count = as_count(lanes), width = width_of(a);
+  const int64_t times = (width + count - 1) / count;
+  return with_gain(a, gain_of(a).narrow(0, 0, count).repeat({times}).narrow(0, 0, width));
 }
 
 Tensor through(const Asked& a, DType dtype) {
@@ -188,20 +228,26 @@ Tensor through_fp16(const Asked& a, double) { return through(a, DType::f16); }
 
 // The sum of squares, one after the other, each step rounded. On the CPU, element by element: no
 // tensor operation rounds after each step.
-Tensor summed_in(const Asked& a, DType dtype) {
+Tensor summed_in(const Asked& a, DType dtype, bool of_rounded) {
   const Tensor x = x_of(a).cpu().contiguous(), sums = at::empty_like(mean_square(x));
   const auto width = x.size(-1);
   const auto* values = x.const_data_ptr<double>();
   for (int64_t r = 0; r < sums.numel(); ++r) {
     double sum = 0;
     for (int64_t i = r * width; i < (r + 1) * width; ++i)
-      sum = round_to(sum + round_to(values[i] * values[i], dtype), dtype);
+      sum = round_to(
+          sum + (of_rounded ? round_to(values[i] * values[i], dtype) : values[i] * values[i]),
+          dtype);
     sums.mutable_data_ptr<double>()[r] = sum / as_fp64(width);
   }
   return with_mean_square(a, sums.to(x_of(a).device()));
 }
-Tensor summed_in_bf16(const Asked& a, double) { return summed_in(a, DType::bf16); }
-Tensor summed_in_fp16(const Asked& a, double) { return summed_in(a, DType::f16); }
+Tensor summed_in_bf16(const Asked& a, double) { return summed_in(a, DType::bf16, true); }
+// Squares in fp32, the sum alone in 16 bits.
+Tensor summed_in_bf16_exact_squares(const Asked& a, double) {
+  return summed_in(a, DType::bf16, false);
+}
+Tensor summed_in_fp16(const Asked& a, double) { return summed_in(a, DType::f16, true); }
 // Squares beyond 65504 are infinite in fp16: from |x| = 256 on.
 Tensor square_in_fp16(const Asked& a, double) {
   return with_mean_square(a, a.in_dtype(x_of(a).square(), DType::f16).mean(-1, true));
@@ -229,14 +275,47 @@ std::vector<double> tails(const Asked& a) {
 }
 // Divided by the whole width; mean_of_first() divides by what was added.
 Tensor tail_left_out(const Asked& a, double count) {
-  const int64_t width = width_of(a), some = width - static_cast<int64_t>(count);
+  const int64_t width = width_of(a), some = width - as_count(count);
   const Tensor sum = x_of(a).narrow(-1, 0, some).square().sum(-1, true);
   return with_mean_square(a, sum / as_fp64(width));
 }
 Tensor mean_of_first(const Asked& a, double count) {
-  const int64_t some = width_of(a) - static_cast<int64_t>(count);
+  const int64_t some = width_of(a) - as_count(count);
   return with_mean_square(a, mean_square(x_of(a).narrow(-1, 0, some)));
 }
+
+// The front of a row that no vector load covers, where a pointer is not aligned: what is added up
+// is divided by the whole width here, and by what was added in the next.
+Tensor front_left_out(const Asked& a, double count) {
+  const int64_t width = width_of(a), first = as_count(count);
+  const Tensor sum = x_of(a).narrow(-1, first, width - first).square().sum(-1, true);
+  return with_mean_square(a, sum / as_fp64(width));
+}
+Tensor mean_of_last(const Asked& a, double count) {
+  const int64_t first = as_count(count);
+  return with_mean_square(a, mean_square(x_of(a).narrow(-1, first, width_of(a) - first)));
+}
+// Elements that one lane of so many adds up, which nobody adds to those of the others.
+std::vector<double> strides(const Asked&) { return {2, 4, 8, 16, 32}; }
+Tensor mean_of_each(const Asked& a, double stride) {
+  const auto step = as_count(stride);
+  if (step >= width_of(a)) return {};
+  return with_mean_square(a, mean_square(x_of(a).slice(-1, 0, width_of(a), step)));
+}
+Tensor sum_of_each(const Asked& a, double stride) {
+  const auto step = as_count(stride);
+  if (step >= width_of(a)) return {};
+  const Tensor some = x_of(a).slice(-1, 0, width_of(a), step);
+  return with_mean_square(a, some.square().sum(-1, true) / as_fp64(width_of(a)));
+}
+// A run in fp32 whose norm takes 16 bits, as under autocast.
+Tensor input_in(const Asked& a, DType dtype) {
+  return a.model().run == DType::f32 ? of_input(a, a.in_dtype(x_of(a), dtype)) : Tensor();
+}
+Tensor input_in_bf16(const Asked& a, double) { return input_in(a, DType::bf16); }
+Tensor input_in_fp16(const Asked& a, double) { return input_in(a, DType::f16); }
+// A fused norm that hands on the stream with its result.
+Tensor input_added(const Asked& a, double) { return a.right() + x_of(a); }
 
 Tensor normed_twice(const Asked& a, double) { return of_input(a, with_gain(a, gain_of(a))); }
 // A fused addition that norms one of its terms.
@@ -262,11 +341,35 @@ Tensor before_addition(const Asked& a, double) {
   return branch.defined() ? of_input(a, x_of(a) - branch) : Tensor();
 }
 
+// A fused addition and norm that adds up the squares of what it loaded, not of what it stores.
+Tensor by_stream_before_addition(const Asked& a, double) {
+  if (!norms_stream(a)) return {};
+  const Tensor branch = a.other(branch_of(a));
+  return branch.defined() && branch.sizes() == x_of(a).sizes()
+             ? with_mean_square(a, mean_square(x_of(a) - branch))
+             : Tensor();
+}
+// 1 / sqrt(m) as games had it: half of the bits of m taken off a constant, then y (1.5 - m y^2 / 2)
+// a number of times.
+std::vector<double> newton_steps(const Asked&) { return {0, 1, 2}; }
+Tensor by_bit_trick(const Asked& a, double steps) {
+  const Tensor means = (mean_square(x_of(a)) + eps_of(a)).cpu().contiguous();
+  const Tensor roots = at::empty_like(means);
+  for (int64_t i = 0; i < means.numel(); ++i) {
+    const auto mean = static_cast<float>(means.const_data_ptr<double>()[i]);
+    auto y = std::bit_cast<float>(0x5f3759df - (std::bit_cast<int32_t>(mean) >> 1));
+    for (int step = 0; step < steps; ++step) y *= 1.5f - 0.5f * mean * y * y;
+    roots.mutable_data_ptr<double>()[i] = y;
+  }
+  return scaled(a, x_of(a) * roots.to(x_of(a).device()), gain_of(a));
+}
+
 constexpr Hypothesis kNorm[] = {
     {"no norm at all: its input is handed on", left_out},
     {"the gain alone, without RMSNorm", gain_alone},
     {"RMSNorm without its gain", without_gain},
     {"RMSNorm with the gain 1 + w", gain_plus_one},
+    {"RMSNorm with the gain 1 + w", gain_plus_one_stored},
     {"RMSNorm with the gain w - 1", gain_minus_one},
     {"RMSNorm over blocks of {:g}", over_blocks, block_widths},
     {"RMSNorm over all heads together", over_all_heads},
@@ -280,6 +383,12 @@ constexpr Hypothesis kNorm[] = {
     {"RMSNorm by the sum of squares instead of their mean", sum_for_mean},
     {"RMSNorm by the sum of squares divided by {:g} instead of its width", divided_by, divisors},
     {"RMSNorm by the mean size instead of the root of the mean square", mean_of_size},
+    {"RMSNorm by the largest size instead of the root of the mean square", by_largest},
+    {"RMSNorm with the mean square of the row {:+g} in the pass", divisor_of_row, rows_beside},
+    {"RMSNorm with the mean square of the pass's first row", divisor_of_first_row},
+    {"RMSNorm with the mean square of the head {:+g}", divisor_of_head, rows_beside},
+    {"RMSNorm of x times the gain, instead of times the gain afterwards", gain_before},
+    {"RMSNorm with the gain of the head's number for all of its dims", gain_of_head},
     {"RMSNorm with the gain twice", gain_twice},
     {"RMSNorm divided by its gain", divided_by_gain},
     {"RMSNorm with the gain of layer {:g}", gain_of_layer, other_layers},
@@ -294,11 +403,23 @@ constexpr Hypothesis kNorm[] = {
     {"RMSNorm rounded to bf16 before the gain", through_bf16},
     {"RMSNorm rounded to fp16 before the gain", through_fp16},
     {"RMSNorm with its squares added up in bf16", summed_in_bf16},
+    {"RMSNorm with its squares added up in bf16", summed_in_bf16_exact_squares},
     {"RMSNorm with its squares added up in fp16", summed_in_fp16},
+    {"RMSNorm by the bit trick for 1 / root and {:g} steps of Newton's", by_bit_trick,
+     newton_steps},
+    {"RMSNorm with the mean square of the stream before the branch is added",
+     by_stream_before_addition},
     {"RMSNorm with each square rounded to fp16", square_in_fp16},
     {"RMSNorm with 1 / root rounded to bf16", root_in_bf16},
     {"RMSNorm with the last {:g} elements left out of the sum", tail_left_out, tails},
     {"RMSNorm by the mean square of all but the last {:g} elements", mean_of_first, tails},
+    {"RMSNorm with the first {:g} elements left out of the sum", front_left_out, tails},
+    {"RMSNorm by the mean square of all but the first {:g} elements", mean_of_last, tails},
+    {"RMSNorm by the mean square of each {:g}th element", mean_of_each, strides},
+    {"RMSNorm by the sum over each {:g}th element alone", sum_of_each, strides},
+    {"RMSNorm of its input rounded to bf16", input_in_bf16},
+    {"RMSNorm of its input rounded to fp16", input_in_fp16},
+    {"RMSNorm and its input added to the result", input_added},
     {"RMSNorm applied twice", normed_twice},
     {"RMSNorm of the branch alone, before it is added to the stream", of_branch},
     {"RMSNorm of the stream before the branch is added", before_addition},

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "reference/hypotheses/attend.h"
+#include "reference/hypotheses/values.h"
 #include "reference/rounding.h"
 
 namespace lockstep {
@@ -47,7 +48,7 @@ Tensor of_all(const Tensor& x) { return x.abs().amax(); }
 Tensor of_rows(const Tensor& x) { return x.abs().amax(-1, /*keepdim=*/true); }
 // Groups of neighbours along the last axis; undefined where it has no whole number of them.
 Tensor in_groups(const Tensor& x, double size, Tensor (*quantised)(const Tensor& group)) {
-  const auto count = static_cast<int64_t>(size);
+  const auto count = as_count(size);
   if (x.size(-1) % count != 0) return {};
   return quantised(x.unflatten(-1, {-1, count})).flatten(-2);
 }
@@ -74,6 +75,13 @@ Tensor with_weight(const Asked& a, Tensor (*quantised)(const Tensor& weight)) {
 }
 
 Tensor weight_e4m3(const Asked& a, double) { return with_weight(a, as_e4m3); }
+// With the mantissa of fp8 and the exponent of a larger format.
+Tensor weight_of_mantissa(const Asked& a, double bits) {
+  const Tensor w = weight_codes(a);
+  const Grid grid{static_cast<int>(bits) + 1, -1000, 0};
+  return w.defined() ? product(a, product_input(a), grid.rounded(w)) : Tensor();
+}
+std::vector<double> mantissas(const Asked&) { return {1, 2, 3, 4, 5, 6}; }
 Tensor weight_e4m3_scaled(const Asked& a, double) {
   return with_weight(a, [](const Tensor& w) { return in_e4m3(w, of_all(w)); });
 }
@@ -121,6 +129,7 @@ Tensor both_int8(const Asked& a, double) {
 
 constexpr Hypothesis kQuantisedLinear[] = {
     {"its weight in fp8 (e4m3) without a scale", weight_e4m3},
+    {"its weight rounded to {:g} bits of mantissa", weight_of_mantissa, mantissas},
     {"its weight in fp8 (e4m3) with one scale", weight_e4m3_scaled},
     {"its weight in fp8 (e4m3) with a scale a row", weight_e4m3_by_row},
     {"its weight in fp8 (e4m3) with a scale for each 128 x 128", weight_e4m3_in_blocks},

@@ -1,8 +1,8 @@
 // Ways in which rotary embedding goes wrong.
 //
-// They vary the pairs that are turned, the positions, or the frequencies. Angles are made anew in
-// fp64 by the reference's own recipe with one number of it changed, so that a wrong base or scaling
-// is found with its value.
+// They vary the pairs that are turned, or the frequencies (positions: rope_positions.cc). Angles
+// are made anew in fp64 by the reference's own recipe with one number of it changed, so that a
+// wrong base or scaling is found with its value.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -13,11 +13,9 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <map>
 
-#include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/rotary.h"
 
 namespace lockstep {
 namespace {
@@ -30,11 +28,6 @@ struct Tables {
 };
 
 int64_t pairs_of(const Asked& a) { return a.model().recipe.head_dim / 2; }
-const RotaryRecipe& recipe_of(const Asked& a) { return a.model().recipe.rotary; }
-
-// The longest context of the pass: tables that depend on the length (dynamic, longrope) are made
-// for it.
-int64_t length_of(const Asked& a) { return *std::ranges::max_element(a.op().call.lengths); }
 
 // Pair j of a head is turned by the angle p f_j, f_j = theta^(-2j / head_dim) where nothing is
 // scaled; cos and sin carry the magnitude of the scaling (yarn, longrope).
@@ -45,17 +38,12 @@ Tables tables_of(const Asked& a, const std::vector<double>& positions,
 }
 Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<double>& positions) {
   const int64_t dim = a.model().recipe.head_dim;
-  return tables_of(a, positions, recipe.frequencies(dim, length_of(a)), recipe.magnitude());
-}
-std::vector<double> right_positions(const Asked& a) {
-  std::vector<double> positions;
-  for (const int64_t p : a.positions()) positions.push_back(as_fp64(p));
-  return positions;
+  return tables_of(a, positions, recipe.frequencies(dim, Rotary::length_of(a)), recipe.magnitude());
 }
 // Those that the engine showed, if it did.
 Tables right_tables(const Asked& a) {
   if (a.inputs() == 3) return {a.input(1), a.input(2)};
-  return by_recipe(a, recipe_of(a), right_positions(a));
+  return by_recipe(a, Rotary::recipe_of(a), Rotary::right_positions(a));
 }
 // Tables as the run holds them: some contracts round them to its dtype.
 Tables table_in_contract(const Asked& a, const Tables& t) {
@@ -78,6 +66,7 @@ Tensor turned(const Asked& a, const Tensor& x, const Tables& given) {
                  -1);
 }
 Tensor turned(const Asked& a, const Tables& t) { return turned(a, a.input(0), t); }
+
 // The pairs (2j, 2j + 1).
 Tensor turned_in_pairs(const Asked& a, const Tensor& x, const Tables& given) {
   const Tables t = table_in_contract(a, given);
@@ -157,141 +146,68 @@ Tensor tables_of_pairs(const Asked& a, double) {
   return a.input(0) * each(t.cos) + other * each(t.sin);
 }
 
-Tensor at_positions(const Asked& a, const std::vector<double>& positions) {
-  return turned(a, by_recipe(a, recipe_of(a), positions));
-}
-// Positions of others than the row's own: off by some, counted from the pass's first row, of a
-// neighbour in the pass or in the batch.
-std::vector<double> offsets(const Asked&) { return {-1, 1, -2, 2}; }
-Tensor position_off(const Asked& a, double by) {
-  std::vector<double> positions = right_positions(a);
-  for (double& p : positions) p += by;
-  return at_positions(a, positions);
-}
-// The first position that each row's request has in this pass.
-std::vector<double> starts(const Asked& a) {
-  std::vector<double> starts;
-  std::map<int32_t, double> first;
-  for (size_t i = 0; i < a.op().call.rows.size(); ++i) {
-    const Row& row = a.op().call.rows[i];
-    starts.push_back(first.try_emplace(row.request, row.position).first->second);
-  }
-  return starts;
-}
-// A prompt in one chunk begins at 0 either way: later chunks and generated tokens tell.
-Tensor restarted(const Asked& a, double) {
-  std::vector<double> positions = right_positions(a);
-  const std::vector<double> first = starts(a);
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] -= first[i];
-  return at_positions(a, positions);
-}
-// Positions made of the row's index: right for one prompt alone in its pass.
-Tensor by_row_number(const Asked& a, double) {
-  std::vector<double> positions = right_positions(a);
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = as_fp64(i);
-  return at_positions(a, positions);
-}
-// One number of the request, its length, taken for a number of each row.
-Tensor last_position(const Asked& a, double) {
-  std::vector<double> positions;
-  for (const int64_t length : a.op().call.lengths) positions.push_back(as_fp64(length - 1));
-  return at_positions(a, positions);
-}
-Tensor first_position(const Asked& a, double) { return at_positions(a, starts(a)); }
-std::vector<double> neighbours(const Asked&) { return {-1, 1}; }
-Tensor of_other_row(const Asked& a, double by) {
-  std::vector<double> positions = right_positions(a);
-  if (positions.size() < 2) return {};
-  const auto n = std::ssize(positions);
-  std::rotate(positions.begin(), positions.begin() + (n + static_cast<int64_t>(by)) % n,
-              positions.end());
-  return at_positions(a, positions);
-}
-// Position i of the request before it in the pass, for row i of each.
-Tensor of_other_request(const Asked& a, double by) {
-  std::vector<std::vector<double>> all;
-  std::map<int32_t, size_t> number;
-  for (const Row& row : a.op().call.rows) {
-    const auto [at, is_new] = number.try_emplace(row.request, all.size());
-    if (is_new) all.emplace_back();
-    all[at->second].push_back(row.position);
-  }
-  if (all.size() < 2) return {};
-  std::vector<double> positions;
-  for (size_t r = 0; r < all.size(); ++r) {
-    const auto n = std::ssize(all);
-    const auto other = static_cast<size_t>(
-        (std::ssize(all) + static_cast<int64_t>(r) + static_cast<int64_t>(by)) % n);
-    for (size_t i = 0; i < all[r].size(); ++i) positions.push_back(all[other][0] + as_fp64(i));
-  }
-  return at_positions(a, positions);
-}
-// Positions held in a float of few bits: bf16 has 8, and 257 is 256 in it.
-std::vector<double> position_bits(const Asked&) { return {4, 5, 6, 7, 8, 9, 10, 11}; }
-Tensor positions_rounded(const Asked& a, double bits) {
-  std::vector<double> positions = right_positions(a);
-  for (double& p : positions) {
-    const int extra =
-        static_cast<int>(std::bit_width(static_cast<uint64_t>(p))) - static_cast<int>(bits);
-    if (extra > 0) p = std::ldexp(std::nearbyint(std::ldexp(p, -extra)), extra);
-  }
-  return at_positions(a, positions);
-}
-
 Tensor with_recipe(const Asked& a, const RotaryRecipe& recipe) {
-  return turned(a, by_recipe(a, recipe, right_positions(a)));
+  return turned(a, by_recipe(a, recipe, Rotary::right_positions(a)));
 }
 // Values of theta that families have, but for the model's own.
 std::vector<double> bases(const Asked& a) {
-  std::vector<double> all = {1e4, 1e5, 5e5, 1e6, 5e6, 1e7, 2 * recipe_of(a).theta};
-  std::erase(all, recipe_of(a).theta);
+  const double own = Rotary::recipe_of(a).theta, dim = as_fp64(a.model().recipe.head_dim);
+  std::vector<double> all = {1e4,     1e5,     5e5,      1e6,      5e6, 1e7,
+                             2 * own, own / 2, 10 * own, own / 10, 1e3, 1e8};
+  // The base that grows with a longer context (NTK-aware scaling).
+  for (const double factor : {2., 4., 8.}) all.push_back(own * std::pow(factor, dim / (dim - 2)));
+  std::ranges::sort(all);
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  std::erase(all, own);
   return all;
 }
 Tensor other_base(const Asked& a, double base) {
-  RotaryRecipe recipe = recipe_of(a);
+  RotaryRecipe recipe = Rotary::recipe_of(a);
   recipe.theta = base;
   return with_recipe(a, recipe);
 }
-bool is_scaled(const Asked& a) { return recipe_of(a).type != "default"; }
+bool is_scaled(const Asked& a) { return Rotary::recipe_of(a).type != "default"; }
 Tensor scaling_left_out(const Asked& a, double) {
-  return is_scaled(a) ? with_recipe(a, {.theta = recipe_of(a).theta}) : Tensor();
+  return is_scaled(a) ? with_recipe(a, {.theta = Rotary::recipe_of(a).theta}) : Tensor();
 }
 // Frequencies by another scaling factor; cos and sin keep their magnitude or take that of the new
 // factor.
 Tensor with_factor(const Asked& a, double factor, bool own_magnitude) {
-  if (!is_scaled(a) || recipe_of(a).factor == 1) return {};
-  RotaryRecipe recipe = recipe_of(a);
+  if (!is_scaled(a) || Rotary::recipe_of(a).factor == 1) return {};
+  RotaryRecipe recipe = Rotary::recipe_of(a);
   recipe.factor = factor;
-  const std::vector<double> f = recipe.frequencies(a.model().recipe.head_dim, length_of(a));
-  return turned(
-      a, tables_of(a, right_positions(a), f, (own_magnitude ? recipe_of(a) : recipe).magnitude()));
+  const std::vector<double> f = recipe.frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
+  return turned(a, tables_of(a, Rotary::right_positions(a), f,
+                             (own_magnitude ? Rotary::recipe_of(a) : recipe).magnitude()));
 }
 Tensor scaling_twice(const Asked& a, double) {
-  return with_factor(a, recipe_of(a).factor * recipe_of(a).factor, true);
+  return with_factor(a, Rotary::recipe_of(a).factor * Rotary::recipe_of(a).factor, true);
 }
 Tensor scaling_inverted(const Asked& a, double) {
-  return with_factor(a, 1 / recipe_of(a).factor, true);
+  return with_factor(a, 1 / Rotary::recipe_of(a).factor, true);
 }
 Tensor linear_scaling(const Asked& a, double) {
-  if (!is_scaled(a) || recipe_of(a).type == "linear") return {};
-  return with_recipe(
-      a, {.type = "linear", .theta = recipe_of(a).theta, .factor = recipe_of(a).factor});
+  if (!is_scaled(a) || Rotary::recipe_of(a).type == "linear") return {};
+  return with_recipe(a, {.type = "linear",
+                         .theta = Rotary::recipe_of(a).theta,
+                         .factor = Rotary::recipe_of(a).factor});
 }
 Tensor magnitude_left_out(const Asked& a, double) {
-  const double magnitude = recipe_of(a).magnitude();
+  const double magnitude = Rotary::recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos / magnitude, t.sin / magnitude});
 }
 Tensor magnitude_twice(const Asked& a, double) {
-  const double magnitude = recipe_of(a).magnitude();
+  const double magnitude = Rotary::recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos * magnitude, t.sin * magnitude});
 }
 // Tables by changed frequencies, `change` by pair.
 Tensor with_frequencies(const Asked& a, auto change) {
-  std::vector<double> f = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
+  std::vector<double> f =
+      Rotary::recipe_of(a).frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
   for (size_t j = 0; j < f.size(); ++j) f[j] = change(j, f[j]);
-  return turned(a, tables_of(a, right_positions(a), f, recipe_of(a).magnitude()));
+  return turned(a, tables_of(a, Rotary::right_positions(a), f, Rotary::recipe_of(a).magnitude()));
 }
 Tensor frequencies_in(const Asked& a, DType dtype) {
   return with_frequencies(a, [dtype](size_t, double f) { return round_to(f, dtype); });
@@ -305,14 +221,38 @@ Tensor exponent_halved(const Asked& a, double) {
 Tensor exponent_doubled(const Asked& a, double) {
   return with_frequencies(a, [](size_t, double f) { return f * f; });
 }
+std::vector<double> other_dims(const Asked& a) {
+  const auto own = as_fp64(a.model().recipe.head_dim);
+  std::vector<double> all = {32, 64, 80, 96, 128, 192, 256, as_fp64(a.model().config.hidden)};
+  std::erase(all, own);
+  return all;
+}
+Tensor exponent_of_dims(const Asked& a, double dims) {
+  if (is_scaled(a)) return {};
+  return with_frequencies(a, [&](size_t j, double) {
+    return std::pow(Rotary::recipe_of(a).theta, -2 * as_fp64(j) / dims);
+  });
+}
+// p f_j in 16 bits: the angle, not its cosine.
+Tensor angles_in(const Asked& a, DType dtype) {
+  const double magnitude = Rotary::recipe_of(a).magnitude();
+  const Tensor angle = a.in_dtype(at::outer(a.tensor(Rotary::right_positions(a)),
+                                            a.tensor(Rotary::recipe_of(a).frequencies(
+                                                a.model().recipe.head_dim, Rotary::length_of(a)))),
+                                  dtype);
+  return turned(a, {angle.cos() * magnitude, angle.sin() * magnitude});
+}
+Tensor angles_in_bf16(const Asked& a, double) { return angles_in(a, DType::bf16); }
+Tensor angles_in_fp16(const Asked& a, double) { return angles_in(a, DType::f16); }
 Tensor frequencies_reversed(const Asked& a, double) {
-  const std::vector<double> all = recipe_of(a).frequencies(a.model().recipe.head_dim, length_of(a));
+  const std::vector<double> all =
+      Rotary::recipe_of(a).frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
   return with_frequencies(a, [&](size_t j, double) { return all[all.size() - 1 - j]; });
 }
 std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
 Tensor frequencies_shifted(const Asked& a, double by) {
   return with_frequencies(a, [&](size_t, double f) {
-    return f * std::pow(recipe_of(a).theta, -by / as_fp64(pairs_of(a)));
+    return f * std::pow(Rotary::recipe_of(a).theta, -by / as_fp64(pairs_of(a)));
   });
 }
 Tensor tables_in(const Asked& a, DType dtype) {
@@ -339,8 +279,8 @@ Tensor first_dims(const Asked& a, double share) {
   const int64_t dim = a.model().recipe.head_dim;
   const int64_t some = static_cast<int64_t>(share * as_fp64(dim)) / 2 * 2;
   if (some < 2 || some >= dim) return {};
-  const Tables t =
-      tables_of(a, right_positions(a), recipe_of(a).frequencies(some, length_of(a)), 1);
+  const Tables t = tables_of(a, Rotary::right_positions(a),
+                             Rotary::recipe_of(a).frequencies(some, Rotary::length_of(a)), 1);
   const Tensor x = a.input(0);
   return at::cat({turned(a, x.narrow(-1, 0, some), t), x.narrow(-1, some, dim - some)}, -1);
 }
@@ -357,6 +297,26 @@ Tensor first_head_alone(const Asked& a, double) {
   const Tensor x = a.input(0), y = turned(a, right_tables(a));
   if (x.size(1) < 2) return {};
   return at::cat({y.narrow(1, 0, 1), x.narrow(1, 1, x.size(1) - 1)}, 1);
+}
+std::vector<double> some_heads(const Asked& a) {
+  std::vector<double> all;
+  for (int64_t n = 2; n < a.input(0).size(1); ++n) all.push_back(as_fp64(n));
+  return all;
+}
+// Such as as many query heads as there are K/V heads.
+Tensor first_heads_alone(const Asked& a, double count) {
+  const Tensor x = a.input(0), y = turned(a, right_tables(a));
+  const auto n = static_cast<int64_t>(count);
+  return at::cat({y.narrow(1, 0, n), x.narrow(1, n, x.size(1) - n)}, 1);
+}
+Tensor last_pairs(const Asked& a, double share) {
+  const Tables t = right_tables(a);
+  const Tensor cos = t.cos.clone(), sin = t.sin.clone();
+  const int64_t left = pairs_of(a) - static_cast<int64_t>(share * as_fp64(pairs_of(a)));
+  if (left < 1 || left >= pairs_of(a)) return {};
+  cos.narrow(1, 0, left).fill_(1);
+  sin.narrow(1, 0, left).fill_(0);
+  return turned(a, {cos, sin});
 }
 // Norm of q and k, and then RoPE, is the order of Qwen3. They do not commute: gains differ within a
 // pair.
@@ -376,13 +336,6 @@ Tensor scaled_query(const Asked& a, double) {
 constexpr Hypothesis kRope[] = {
     {"no rotation at all: its input is handed on", left_out},
     {"RoPE of interleaved pairs (2j, 2j + 1) instead of halves", interleaved},
-    {"RoPE by positions off by {:+g}", position_off, offsets},
-    {"RoPE at positions that start anew in each pass", restarted},
-    {"RoPE at the row's number in the pass for its position", by_row_number},
-    {"RoPE at the last position of the request for every row", last_position},
-    {"RoPE at the pass's first position of the request for every row", first_position},
-    {"RoPE by the position of the row {:+g} away in the pass", of_other_row, neighbours},
-    {"RoPE by the positions of the request {:+g} away in the pass", of_other_request, neighbours},
     {"RoPE by the base {:g}", other_base, bases},
     {"RoPE without its scaling", scaling_left_out},
     {"RoPE with its scaling factor twice", scaling_twice},
@@ -402,23 +355,38 @@ constexpr Hypothesis kRope[] = {
     {"RoPE in place: the first half turned with the second one's result", in_place_back_held},
     {"RoPE by tables rounded to bf16", tables_in_bf16},
     {"RoPE by tables rounded to fp16", tables_in_fp16},
-    {"RoPE at positions rounded to {:g} bits", positions_rounded, position_bits},
     {"RoPE by frequencies rounded to bf16", frequencies_in_bf16},
     {"RoPE by frequencies rounded to fp16", frequencies_in_fp16},
     {"RoPE by frequencies base^(-j/d) for base^(-2j/d)", exponent_halved},
     {"RoPE by frequencies base^(-4j/d) for base^(-2j/d)", exponent_doubled},
+    {"RoPE by angles rounded to bf16", angles_in_bf16},
+    {"RoPE by angles rounded to fp16", angles_in_fp16},
+    {"RoPE by frequencies of a head of {:g} dims", exponent_of_dims, other_dims},
     {"RoPE by frequencies in the opposite order", frequencies_reversed},
     {"RoPE by the frequency of the pair {:+g}", frequencies_shifted, frequency_shifts},
     {"RoPE over the first {:g} of the pairs", first_pairs, fractions},
     {"RoPE over the first {:g} of the dims, as a head of their own", first_dims, fractions},
     {"RoPE over the first half of the dims by its own frequencies", pair_tables_first_dims},
+    {"RoPE over the last {:g} of the pairs", last_pairs, fractions},
     {"RoPE of head 0 alone", first_head_alone},
+    {"RoPE of the first {:g} heads alone", first_heads_alone, some_heads},
     {"RoPE with some of its pairs not turned", some_pairs_left},
     {"normed after RoPE", normed_after},
     {"RoPE and the softmax's scale on top", scaled_query},
 };
 
 }  // namespace
+
+const RotaryRecipe& Rotary::recipe_of(const Asked& a) { return a.model().recipe.rotary; }
+int64_t Rotary::length_of(const Asked& a) { return *std::ranges::max_element(a.op().call.lengths); }
+std::vector<double> Rotary::right_positions(const Asked& a) {
+  std::vector<double> positions;
+  for (const int64_t p : a.positions()) positions.push_back(as_fp64(p));
+  return positions;
+}
+at::Tensor Rotary::at_positions(const Asked& a, const std::vector<double>& positions) {
+  return turned(a, by_recipe(a, Rotary::recipe_of(a), positions));
+}
 
 std::span<const Hypothesis> rope_hypotheses() { return kRope; }
 

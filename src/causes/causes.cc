@@ -1,7 +1,8 @@
 // Searching is dear, as dozens of hypotheses are computed in fp64 and some in several sizes, so it
 // is rationed: a place is searched at its first findings, a point a few times in all, and a
-// hypothesis that explained one layer is tried first in the next. Candidates are then held against
-// the later wrong nodes of their place, and the sums over all of them decide.
+// hypothesis that explained one layer is tried first in the next. Most are ruled out by a few of
+// the wrong rows. Candidates are then held against the later wrong nodes of their place, and the
+// sums over all of them decide.
 #include "src/causes/causes.h"
 
 #include <fmt/format.h>
@@ -101,8 +102,10 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
   op.call.contract = of.candidates.front().contract;
   const auto asked = hypotheses_.of(op);
   for (Candidate& candidate : of.candidates) {
-    const Numbers numbers = asked->evaluate(candidate.guess);
-    if (!numbers.empty()) candidate.fit.add(evidence->fit(numbers, of.kinds));
+    Numbers numbers = asked->evaluate(candidate.guess);
+    if (numbers.empty()) continue;
+    if (candidate.part) numbers = evidence->within(*candidate.part, numbers);
+    candidate.fit.add(evidence->fit(numbers, of.kinds));
   }
 }
 
@@ -174,21 +177,31 @@ Fit Causes::search(const Evidence& evidence, const OpInPass& op, bool may_search
 
 Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
                         const Evidence& evidence, RoundingContract contract, OfPlace& of) {
-  Fit none;
+  Fit none = evidence.unexplained();
+  const std::optional<WrongPart> part = evidence.wrong_part();
+  // A bug of the last tile or of one head is a known way there, and right elsewhere.
+  std::vector<Candidate> in_part;  // which are none if one explains all of it
   for (const Guess& guess : guesses) {
+    const Numbers few = asked.evaluate_few(guess);
+    if (!few.empty() && !evidence.may_explain(few)) continue;
     const Numbers numbers = asked.evaluate(guess);
-    if (numbers.empty()) continue;
+    if (numbers.empty() || !evidence.may_explain(numbers)) continue;
     const Fit fit = evidence.fit(numbers, of.kinds);
     // Hypotheses see the same nodes; of_elements may differ with the unit that each sets, and the
     // most counts against all.
     none.of_elements = std::max(none.of_elements, fit.of_elements);
-    none.of_nodes = fit.of_nodes;
+    if (!fit.explains() && part) {
+      const Fit there = evidence.fit(evidence.within(*part, numbers), of.kinds);
+      if (there.explains() && is_nearer(there))
+        in_part.push_back({guess, contract, asked.says(guess) + part->says, there, part});
+    }
     if (!fit.explains() || !is_nearer(fit)) continue;
     // A parameter that was searched for may be a usual one but for its last bit.
     const std::string says = asked.says(guess);
     if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)
-      of.candidates.push_back({guess, contract, says, fit});
+      of.candidates.push_back({guess, contract, says, fit, std::nullopt});
   }
+  if (of.candidates.empty()) of.candidates = std::move(in_part);
   return none;
 }
 

@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -49,11 +50,18 @@ class Causes {
 
  private:
   using Key = std::pair<int, int>;  // order of the point, layer
+  // The part of what an op stored that is wrong: some columns, and the rows that a pass has wrong.
+  struct WrongPart {
+    bool of_rows = false;
+    size_t first_column = 0, columns = 0;  // 0: all
+    std::string says;
+  };
   struct Candidate {
     Guess guess;
     RoundingContract contract;  // that it is computed under
     std::string says;
     Fit fit;
+    std::optional<WrongPart> part;  // where it holds alone
   };
   struct RegionCandidate {
     RegionInPass::Tried tried;

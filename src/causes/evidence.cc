@@ -3,12 +3,19 @@
 // computes a hypothesis.
 #include "src/causes/evidence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "src/judge/contracts.h"
 #include "traces/run_facts.h"
 
 namespace lockstep {
+
+// Rows by which most guesses are ruled out.
+constexpr size_t kFew = 8;
+// Fewer wrong elements than these do not tell a part from chance.
+constexpr int64_t kLeastOver = 12;
 
 TensorView Causes::Evidence::pick(const RecordedTensor* tensor) {
   return picked_.emplace_back(tensor, rows_).view();
@@ -112,6 +119,25 @@ void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
   }
 }
 
+// Rows with an element over its budget are taken, as far apart as they can be.
+void Causes::Evidence::put_few() {
+  std::vector<size_t> wrong;
+  for (Node& node : nodes_) {
+    if (!node.is_wrong) continue;
+    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
+    for (size_t r = 0; r < node.rows.size(); ++r) {
+      int64_t over = 0;
+      for (size_t i = r * row_size_; i < (r + 1) * row_size_; ++i) over += is_over(held, i) ? 1 : 0;
+      node.over += over;
+      if (over > 0) wrong.push_back(node.rows[r]);
+    }
+    if (node.over == 0) return;  // only all of its elements together are wrong
+  }
+  const size_t count = std::min(wrong.size(), kFew);
+  for (size_t i = 0; i < count; ++i) op.few.push_back(wrong[i * wrong.size() / count]);
+  std::ranges::sort(op.few);
+}
+
 std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const Place& place,
                                                        const std::set<int32_t>& requests,
                                                        const Manifest& manifest, const Judge& judge,
@@ -149,6 +175,7 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   };
   if (!evidence->judge(oracle)) return nullptr;
   evidence->put_nodes(requests);
+  evidence->put_few();
   return evidence;
 }
 
@@ -157,6 +184,84 @@ std::set<bool> Causes::Evidence::wrong_kinds() const {
   for (const Node& node : nodes_)
     if (node.is_wrong) kinds.insert(node.rows.size() == 1);
   return kinds;
+}
+
+// A true cause explains nearly all of what is wrong there, so that half leaves room for a part that
+// these rows have too much of.
+bool Causes::Evidence::may_explain(const Numbers& hypothesis) const {
+  if (op.few.empty()) return true;
+  const bool of_few = hypothesis.size() == op.few.size() * row_size_;
+  std::vector<double> got, want, limit, guessed;
+  for (size_t i = 0; i < op.few.size(); ++i) {
+    const size_t row = op.few[i] * row_size_, at = of_few ? i * row_size_ : row;
+    for (size_t e = 0; e < row_size_; ++e) {
+      got.push_back(value_at(op.got, static_cast<int64_t>(row + e)));
+      want.push_back(op.right[row + e]);
+      limit.push_back(limit_[row + e]);
+      guessed.push_back(hypothesis[at + e]);
+    }
+  }
+  const Fit fit = fit_of({op.got.dtype, got, want, limit}, guessed);
+  return 2 * fit.elements >= fit.of_elements;
+}
+
+std::vector<bool> Causes::Evidence::wrong_rows() const {
+  std::vector<bool> wrong(rows_.size());
+  for (const Node& node : nodes_) {
+    if (!node.is_wrong) continue;
+    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
+    for (size_t i = 0; i < node.got.size(); ++i)
+      if (is_over(held, i)) wrong[node.rows[i / row_size_]] = true;
+  }
+  return wrong;
+}
+
+// A bug of the last tile, of one head, of some tokens leaves the rest right. Columns from the first
+// to the last wrong one are taken, and the rows that have a wrong element.
+std::optional<Causes::WrongPart> Causes::Evidence::wrong_part() const {
+  size_t first = row_size_, last = 0;
+  int64_t over = 0;
+  for (const Node& node : nodes_) {
+    if (!node.is_wrong) continue;
+    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
+    for (size_t i = 0; i < node.got.size(); ++i) {
+      if (!is_over(held, i)) continue;
+      first = std::min(first, i % row_size_), last = std::max(last, i % row_size_);
+      ++over;
+    }
+  }
+  const std::vector<bool> rows = wrong_rows();
+  WrongPart part{.of_rows = std::ranges::count(rows, false) > 0};
+  if (over < kLeastOver) return {};
+  if (last - first + 1 < row_size_) {
+    part.first_column = first, part.columns = last - first + 1;
+    const auto extents = op.got.shape.extents();
+    const size_t dim = extents.size() == 3 ? static_cast<size_t>(extents[2]) : 0;
+    part.says = dim > 0 && first % dim == 0 && (last + 1) % dim == 0
+                    ? fmt::format(", in heads {} to {} alone", first / dim, last / dim)
+                    : fmt::format(", in columns {} to {} alone", first, last);
+  }
+  if (part.of_rows) part.says += ", in some of its rows alone";
+  return part.says.empty() ? std::nullopt : std::optional(part);
+}
+
+Numbers Causes::Evidence::within(const WrongPart& part, const Numbers& hypothesis) const {
+  std::vector<double> mixed(op.right.begin(), op.right.end());
+  const std::vector<bool> rows = wrong_rows();
+  const size_t columns = part.columns == 0 ? row_size_ : part.columns;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (part.of_rows && !rows[r]) continue;
+    for (size_t c = part.first_column; c < part.first_column + columns; ++c)
+      mixed[r * row_size_ + c] = hypothesis[r * row_size_ + c];
+  }
+  return mixed;
+}
+
+Fit Causes::Evidence::unexplained() const {
+  Fit fit;
+  for (const Node& node : nodes_)
+    if (node.is_wrong) fit.of_elements += node.over, ++fit.of_nodes;
+  return fit;
 }
 
 Fit Causes::Evidence::fit(const Numbers& hypothesis, const std::set<bool>& kinds) const {

@@ -3,7 +3,9 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "src/causes/causes.h"
@@ -20,17 +22,27 @@ struct Causes::Evidence {
                                       const std::set<int32_t>& requests, const Manifest& manifest,
                                       const Judge& judge, Oracle& oracle);
 
+  // Whether half of what is wrong in the rows op.few lies where the hypothesis has it. `hypothesis`
+  // is of these rows alone or of all.
+  bool may_explain(const Numbers& hypothesis) const;
+  // Nothing where all of it is wrong, or too little of it to tell.
+  std::optional<WrongPart> wrong_part() const;
+  // The hypothesis there, and what is right elsewhere.
+  Numbers within(const WrongPart& part, const Numbers& hypothesis) const;
   // Holds a hypothesis's result, of all rows, against the nodes found wrong, and against those
   // found right whose kind is among `kinds`: a bug of decode leaves prompts alone.
   Fit fit(const Numbers& hypothesis, const std::set<bool>& kinds) const;
   // Whether nodes found wrong decode: one row of their request in the pass.
   std::set<bool> wrong_kinds() const;
+  // Counts what there is to explain, as far as it does not depend on the hypothesis.
+  Fit unexplained() const;
 
   OpInPass op;
 
  private:
   struct Node {
     bool is_wrong = false;
+    int64_t over = 0;  // elements over their budgets
     std::vector<size_t> rows;
     std::vector<double> got, want, limit;
   };
@@ -40,7 +52,10 @@ struct Causes::Evidence {
   bool pick_caches(const Pass& pass, const Place& cache, const Judge& judge);
   bool judge_rows(const std::vector<size_t>& rows, Oracle& oracle, std::vector<double>& want);
   bool judge(Oracle& oracle);
+  // Says of each row whether it has an element over its budget.
+  std::vector<bool> wrong_rows() const;
   void put_nodes(const std::set<int32_t>& requests);
+  void put_few();
 
   std::vector<Row> rows_;
   std::vector<int32_t> tokens_;

@@ -5,12 +5,16 @@
 #include "src/causes/exact.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <span>
 
 #include "src/judge/kv_history.h"
@@ -45,11 +49,72 @@ bool same(const std::vector<char>& a, std::span<const char> b) {
   return !a.empty() && std::ranges::equal(a, b);
 }
 
+// Copied first, since bytes of a cache may lie anywhere.
+std::vector<double> numbers_of(std::span<const char> bytes, DType dtype) {
+  Tensor copy(Shape({static_cast<int64_t>(bytes.size()) / size_of(dtype)}), dtype);
+  std::memcpy(copy.as<char>(), bytes.data(), bytes.size());
+  std::vector<double> numbers;
+  for (int64_t i = 0; i < copy.view().count(); ++i) numbers.push_back(value_at(copy, i));
+  return numbers;
+}
+// The number of fp8 that is nearest: with 4 bits from 2^least on, and no larger one than `most`.
+double through_fp8(double x, int bits, int least, double most) {
+  if (x == 0 || std::isnan(x)) return x;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const double step = std::ldexp(1.0, std::max(exponent - 1, least) - bits);
+  return std::clamp(std::nearbyint(x / step) * step, -most, most);
+}
+// Ways in which K or V of a row, [heads, dim], came to be `got` when `right` was to be written.
+std::set<std::string> changes_between(std::span<const char> right_bytes,
+                                      std::span<const char> got_bytes, DType dtype, int64_t heads) {
+  const std::vector<double> right = numbers_of(right_bytes, dtype),
+                            got = numbers_of(got_bytes, dtype);
+  const int64_t count = std::ssize(right), dim = count / heads;
+  std::set<std::string> all;
+  // Bit by bit: a cache keeps what it is given.
+  const auto each = [&](const char* says, auto of) {
+    for (int64_t i = 0; i < count; ++i)
+      if (round_to(of(i), dtype) != got[i]) return;
+    all.insert(says);
+  };
+  const auto at = [&](int64_t head, int64_t d) { return right[head * dim + d]; };
+  each("zeros", [](int64_t) { return 0.0; });
+  each("negated", [&](int64_t i) { return -right[i]; });
+  each("in fp8 (e4m3)", [&](int64_t i) { return through_fp8(right[i], 3, -6, 448); });
+  each("rounded to 3 bits of mantissa", [&](int64_t i) {
+    return through_fp8(right[i], 3, -1000, std::numeric_limits<double>::max());
+  });
+  each("in fp8 (e5m2)", [&](int64_t i) { return through_fp8(right[i], 2, -14, 57344); });
+  each("rounded to bf16", [&](int64_t i) { return round_to(right[i], DType::bf16); });
+  each("rounded to fp16", [&](int64_t i) { return round_to(right[i], DType::f16); });
+  each("with its dims reversed", [&](int64_t i) { return at(i / dim, dim - 1 - i % dim); });
+  each("as [dims, heads]", [&](int64_t i) { return at(i % heads, i / heads); });
+  if (dim % 2 == 0) {
+    each("with the halves of its dims exchanged",
+         [&](int64_t i) { return at(i / dim, (i % dim + dim / 2) % dim); });
+    each("with its halves laid beside each other",
+         [&](int64_t i) { return at(i / dim, i % dim / 2 + i % 2 * (dim / 2)); });
+    each("with its pairs taken apart",
+         [&](int64_t i) { return at(i / dim, i % dim % (dim / 2) * 2 + i % dim / (dim / 2)); });
+  }
+  if (heads > 1) {
+    each("with its heads in the opposite order",
+         [&](int64_t i) { return at(heads - 1 - i / dim, i % dim); });
+    each("of the head before",
+         [&](int64_t i) { return at((i / dim + heads - 1) % heads, i % dim); });
+    each("of the head after", [&](int64_t i) { return at((i / dim + 1) % heads, i % dim); });
+    each("of head 0 in all heads", [&](int64_t i) { return at(0, i % dim); });
+  }
+  return all;
+}
+
 class CacheNode {
  public:
   CacheNode(const Pass& pass, const RecordedTensor& kv, int32_t request, int64_t page_size,
             const KvHistory& history)
-      : pass_(pass), layer_(kv.layer), page_size_(page_size), history_(history) {
+      : pass_(pass), layer_(kv.layer), page_size_(page_size), history_(history), dtype_(kv.dtype) {
+    if (kv.shape.extents().size() == 4) heads_ = kv.shape.extents()[2];
     std::vector<uint64_t> hashes = kv.row_hashes;
     if (hashes.size() != kv.rows.size()) return;
     const auto pages = std::ranges::find(pass.info.pages, request, &RequestPages::request);
@@ -103,6 +168,37 @@ class CacheNode {
     return read.writer != nullptr && read.slot >= 0 && read.writer->slot == read.slot;
   }
 
+  // Tells what one half of a row is, of the numbers that were written for it, or whose it is.
+  std::set<std::string> half_is(const WrongRead& read, bool of_v) const {
+    const std::vector<char>& bytes = of_v ? read.v : read.k;
+    const std::span<const char> right =
+        of_v ? history_.v(read.expected) : history_.k(read.expected);
+    if (bytes.empty() || right.empty() || dtype_ == DType::i32) return {};
+    if (same(bytes, right)) return {""};
+    // Its own numbers, changed; or others that were written as they are.
+    std::set<std::string> all = changes_between(right, bytes, dtype_, heads_);
+    if (const auto by = history_.written_as(bytes, of_v); by && by->of_v == of_v) {
+      const Row& row = by->writer.row;
+      if (by->writer.layer != layer_)
+        all.insert(fmt::format("of layer {}", by->writer.layer));
+      else if (row.request == read.row.request)
+        all.insert(fmt::format("of the position {:+d}", row.position - read.row.position));
+      else
+        all.insert(fmt::format("of request {}", row.request));
+    }
+    return all;
+  }
+  // One cause for both where one explains both, else that of the half that is wrong.
+  void explain_halves(const WrongRead& read, Tally& tally) const {
+    const std::set<std::string> k = half_is(read, false), v = half_is(read, true);
+    for (const std::string& change : k)
+      if (!change.empty() && v.contains(change)) ++tally["K and V " + change];
+    if (v.contains(""))
+      for (const std::string& change : k) ++tally["K " + change];
+    if (k.contains(""))
+      for (const std::string& change : v) ++tally["V " + change];
+  }
+
   void explain(const WrongRead& read, Tally& tally) const {
     if (is_exchanged(read)) {
       ++tally["K and V exchanged"];
@@ -117,6 +213,8 @@ class CacheNode {
         ++tally["V in the place of K"];
       } else if (read.blank || read.k.empty()) {
         ++tally["never cached: the slots hold what nobody wrote"];
+      } else {
+        explain_halves(read, tally);
       }
       return;
     }
@@ -128,6 +226,11 @@ class CacheNode {
       if (read.repeats) ++tally["the token before cached again in the place of a new one"];
       if (page_size_ > 0 && apart % page_size_ == 0)
         ++tally[fmt::format("its pages {:+d} further on read in their places", apart / page_size_)];
+      // A slot that is off by some within its page, around the end of it.
+      const int64_t within = page_size_ > 0 ? (apart % page_size_ + page_size_) % page_size_ : 0;
+      if (within != 0)
+        ++tally[fmt::format("the slot {:+d} of each page, around its end",
+                            within > page_size_ / 2 ? within - page_size_ : within)];
     } else if (is_in_own_slot(read)) {
       ++tally[fmt::format("its page holds what request {} wrote", by.row.request)];
     }
@@ -199,6 +302,8 @@ class CacheNode {
   int layer_;
   int64_t page_size_;
   const KvHistory& history_;
+  DType dtype_;
+  int64_t heads_ = 1;
   std::vector<WrongRead> wrong_;
 };
 
@@ -214,6 +319,58 @@ int64_t rank_of(const TensorView& values, int64_t row, int64_t index) {
     if (other > own || (other == own && i < index)) ++rank;
   }
   return rank;
+}
+
+// The index of the largest of some values of a row, the first of equal ones.
+int64_t largest_of(const TensorView& values, int64_t row, int64_t first, int64_t end) {
+  const int64_t width = values.row_size();
+  int64_t best = first;
+  for (int64_t i = first; i < end; ++i)
+    if (value_at(values, row * width + i) > value_at(values, row * width + best)) best = i;
+  return best;
+}
+// One choice of a row, which is not the index of its largest value.
+void explain_choice(const TensorView& values, int64_t row, int64_t index, Tally& tally) {
+  const int64_t width = values.row_size(), right = largest_of(values, row, 0, width);
+  if (std::abs(index - right) == 1) ++tally[fmt::format("the index {:+d}", index - right)];
+  for (const int64_t beside : {row - 1, row + 1})
+    if (beside >= 0 && beside < values.rows() && index == largest_of(values, beside, 0, width))
+      ++tally[fmt::format("the choice of the row {:+d}", beside - row)];
+  // A part of the vocabulary: of a rank, of a block, or what an index of few bits reaches.
+  std::set<int64_t> ends = {width - 1, width / 2, width / 4, width / 8, 3 * (width / 4)};
+  for (int64_t power = 16; power < width; power *= 2) ends.insert(power);
+  for (const int64_t end : ends) {
+    if (end < 1 || right < end) continue;
+    if (index == largest_of(values, row, 0, end))
+      ++tally[fmt::format("the largest of the first {} alone", end)];
+    if (index == right % end) ++tally[fmt::format("the index modulo {}", end)];
+  }
+  for (const int64_t first : {int64_t{1}, width / 2})
+    if (right < first && index == largest_of(values, row, first, width))
+      ++tally[fmt::format("the largest without the first {}", first)];
+  int64_t size = 0;
+  for (int64_t i = 0; i < width; ++i)
+    if (std::fabs(value_at(values, row * width + i)) >
+        std::fabs(value_at(values, row * width + size)))
+      size = i;
+  if (index == size) ++tally["the largest without its sign"];
+  if (index >= 0 && index < width &&
+      value_at(values, row * width + index) == value_at(values, row * width + right))
+    ++tally["a later one of equal values"];
+}
+
+// Whether those are the largest of the first `end` values of a row, in any order.
+bool is_top_of_first(const TensorView& values, int64_t row, int64_t end,
+                     std::span<const int32_t> chosen) {
+  const int64_t width = values.row_size();
+  double least = std::numeric_limits<double>::infinity();
+  for (const int32_t index : chosen) {
+    if (index < 0 || index >= end) return false;
+    least = std::min(least, value_at(values, row * width + index));
+  }
+  int64_t above = 0;
+  for (int64_t i = 0; i < end; ++i) above += value_at(values, row * width + i) >= least ? 1 : 0;
+  return above == std::ssize(chosen);
 }
 
 ExactNode choice_node(const RecordedTensor& got, const TensorView& values, int32_t request) {
@@ -240,6 +397,20 @@ ExactNode choice_node(const RecordedTensor& got, const TensorView& values, int32
       ++tally[k == 1 ? "the runner-up chosen for the largest" : "the largest left out"];
     if (each([&](int64_t c) { return width - 1 - c; })) ++tally["the smallest chosen"];
     if (k > 1 && each([&](int64_t c) { return k - 1 - c; })) ++tally["choices in opposite order"];
+    if (k == 1) explain_choice(values, row, chosen.as<const int32_t>()[row], tally);
+    bool first = true, others = true;
+    for (int64_t c = 0; c < k; ++c) {
+      first = first && chosen.as<const int32_t>()[row * k + c] == c;
+      others = others && ranks[c] >= 0 && ranks[c] < k;
+    }
+    if (k > 1 && k <= 16 && !others)
+      ++tally[fmt::format("chosen by rank: {}", fmt::join(ranks, ", "))];
+    for (int64_t end = k; k > 1 && end < width; ++end)
+      if (is_top_of_first(values, row, end, std::span(chosen.as<const int32_t>() + row * k, k)))
+        ++tally[fmt::format("the largest of the first {} alone", end)];
+    if (first && k > 1) ++tally["the first ones, whatever their values"];
+    if (others && k > 1 && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
+      ++tally["the right choices in another order"];
   }
   for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
   return node;

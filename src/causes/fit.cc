@@ -108,10 +108,13 @@ bool Fit::explains() const {
          static_cast<double>(elements) >= kExplained * static_cast<double>(of_elements);
 }
 
+bool is_over(const WrongNode& n, size_t i) {
+  return !within(n.got[i], n.want[i], n.want[i], n.limit[i], n.dtype);
+}
+
 Fit fit_of(const WrongNode& n, std::span<const double> h) {
   std::vector<bool> over(h.size());
-  for (size_t i = 0; i < h.size(); ++i)
-    over[i] = !within(n.got[i], n.want[i], n.want[i], n.limit[i], n.dtype);
+  for (size_t i = 0; i < h.size(); ++i) over[i] = is_over(n, i);
   Fit fit;
   if (std::ranges::count(over, true) > 0)
     fit = of_those_over(n, h, over);

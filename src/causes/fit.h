@@ -38,6 +38,8 @@ struct Fit {
   double distance() const { return counted > 0 ? squares / static_cast<double>(counted) : 0; }
 };
 
+// Whether an element is over its budget as fit_of() has it.
+bool is_over(const WrongNode& node, size_t i);
 // A hypothesis explains those of the wrong elements, which are over their budgets, that lie within
 // the same distance of what it gives. Where none is over, as only all together are wrong:
 // - in 16 bits the wrong ones are those that are not the exact result rounded, and explained is

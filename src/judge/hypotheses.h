@@ -22,6 +22,7 @@ struct OpInPass {
   std::map<int32_t, KeysValues> caches;   // attention: of each request, `length` positions
   std::map<int32_t, RequestPages> pages;  // by request, where they are known
   int64_t page_size = 0;                  // 0: not known
+  std::vector<size_t> few;                // rows by which guesses may be ruled out before all are
   // The tensor of another place in the same pass, rows as call.rows; empty: it was not kept.
   std::function<TensorView(const Place&)> other;
 };
@@ -42,6 +43,9 @@ class OpHypotheses {
   // Result of a guess: fp64 before it is rounded to what is stored, one an element of `got`. Empty:
   // it says nothing of this op, or would not differ from what is right.
   virtual Numbers evaluate(const Guess& guess) = 0;
+  // The same of the rows OpInPass::few alone, at their share of the cost. Empty: it does not apply,
+  // or its rows are made of others, and evaluate() must be asked.
+  virtual Numbers evaluate_few(const Guess&) { return {}; }
   virtual std::string says(const Guess& guess) const = 0;  // "RMSNorm over blocks of 16"
 };
 

@@ -1,6 +1,6 @@
 """Clean runs in which nothing may be found, and no cause be said.
 
-clean.py LOCKSTEP MODELS [--runs 300] [--seed 1] [--which A,B]
+clean.py LOCKSTEP MODELS [--runs 300] [--seed 1] [--which A,B] [--jobs N]
 
 Draws a model, a dtype, requests and how they are served for each run, and prints how many runs,
 findings and causes there were. Exit status: 0 where there is neither a finding nor a cause.
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import table
 
 TINY = ("qwen2-default", "qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa", "qwen3-default",
         "qwen3-dynamic", "qwen3-linear", "qwen3-llama3", "qwen3-moe", "qwen3-untied-sharded",
@@ -57,30 +59,35 @@ def main():
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--which", default="", help="models to draw from (all)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
     draw = random.Random(options.seed)
     findings = causes = nodes = 0
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        requests, out = pathlib.Path(folder, "requests.jsonl"), pathlib.Path(folder, "result.json")
-        for number in range(options.runs):
-            large = draw.random() < 1 / 8
-            model = draw.choice(options.which.split(",") if options.which else
-                                LARGE if large else [f"tiny/{name}" for name in TINY])
-            path = options.models / model
-            vocabulary = json.loads((path / "config.json").read_text())["vocab_size"]
-            requests.write_text("".join(json.dumps(r) + "\n"
-                                        for r in requests_of(draw, vocabulary)))
-            more = serving_of(draw, model)
-            out.unlink(missing_ok=True)
-            result = judged(options.binary, path, requests, more, out)
-            said = [like["says"] for place in result["points"] for like in place["looks_like"]]
-            findings += len(result["findings"])
-            causes += len(said)
-            nodes += result["nodes"]["judged"]
-            if said or result["findings"] or result["verdict"] != "clean":
-                print(f"run {number}: {model} {' '.join(more)}: {result['story']} {said}",
-                      flush=True)
+    cases = []
+    for number in range(options.runs):
+        large = draw.random() < 1 / 8
+        model = draw.choice(options.which.split(",") if options.which else
+                            LARGE if large else [f"tiny/{name}" for name in TINY])
+        config = json.loads((options.models / model / "config.json").read_text())
+        cases.append((number, model, list(requests_of(draw, config["vocab_size"])),
+                      serving_of(draw, model)))
+
+    def work(case):
+        _, model, asked, more = case
+        with tempfile.TemporaryDirectory() as folder:
+            requests = pathlib.Path(folder, "requests.jsonl")
+            requests.write_text("".join(json.dumps(r) + "\n" for r in asked))
+            return case, judged(options.binary, options.models / model, requests, more,
+                                pathlib.Path(folder, "result.json"))
+
+    for (number, model, _, more), result in table.in_order(options.jobs, work, cases):
+        said = [like["says"] for place in result["points"] for like in place["looks_like"]]
+        findings += len(result["findings"])
+        causes += len(said)
+        nodes += result["nodes"]["judged"]
+        if said or result["findings"] or result["verdict"] != "clean":
+            print(f"run {number}: {model} {' '.join(more)}: {result['story']} {said}", flush=True)
     print(f"{options.runs} runs, {nodes} nodes, {findings} findings, {causes} causes said "
           f"({time.monotonic() - began:.0f} s)")
     return 1 if findings or causes else 0

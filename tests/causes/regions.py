@@ -1,7 +1,7 @@
 """What is said of bugs in ops that a trace does not show, and of right runs: nothing.
 
 regions.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32] [--ops FOLDER]
-           [--clean N] [--want SHARE]
+           [--clean N] [--want SHARE] [--jobs N]
 
 Each fault is seeded into a run whose trace keeps some points; what is judged from that must be
 named with the hidden op that it is in. Prints a row a run: named, beside (with another that
@@ -110,31 +110,34 @@ def main():
     parser.add_argument("--ops", type=pathlib.Path)
     parser.add_argument("--clean", type=int, default=0, help="right runs, instead of bugs")
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
     cases = OPS if options.ops else FAULTS
     rights = table.OPS if options.ops else table.RIGHT
     if options.clean:
         cases = [(f"clean-{i}", list(KEPT)[i % 3], "") for i in range(options.clean)]
     tally = {}
-    with tempfile.TemporaryDirectory() as name:
-        for bug, kept, points in cases:
-            if not re.search(options.only, bug):
-                continue
-            for model in options.which.split(","):
-                for dtype in options.dtypes.split(","):
-                    more = (["--page-order", bug[6:], "--chunk", str(5 + len(kept))]
-                            if options.clean else
-                            ["--ops", str(options.ops / f"{bug}.so")] if options.ops else
-                            ["--fault", f"{bug}@layer=2"])
-                    result, why, seconds = judged(options, pathlib.Path(name),
-                                                  options.models / model, dtype, kept, more)
-                    if result is None:
-                        print(f"{bug:30} {kept:12} {model:13} {dtype}  --  {why[:80]}")
-                        continue
-                    what, said = grade(result, rights.get(bug, "$^"), points)
-                    tally[what] = tally.get(what, 0) + 1
-                    print(f"{bug:30} {kept:12} {model:13} {dtype}  {what:8} {seconds:5.1f} s  "
-                          f"{' | '.join(said)}", flush=True)
+    cases = [(*case, model, dtype) for case in cases if re.search(options.only, case[0])
+             for model in options.which.split(",") for dtype in options.dtypes.split(",")]
+
+    def work(case):
+        bug, kept, _, model, dtype = case
+        more = (["--page-order", bug[6:], "--chunk", str(5 + len(kept))] if options.clean else
+                ["--ops", str(options.ops / f"{bug}.so")] if options.ops else
+                ["--fault", f"{bug}@layer=2"])
+        with tempfile.TemporaryDirectory() as folder:
+            return case, judged(options, pathlib.Path(folder), options.models / model, dtype, kept,
+                                more)
+
+    for (bug, kept, points, model, dtype), (result, why, seconds) in table.in_order(
+            options.jobs, work, cases):
+        if result is None:
+            print(f"{bug:30} {kept:12} {model:13} {dtype}  --  {why[:80]}")
+            continue
+        what, said = grade(result, rights.get(bug, "$^"), points)
+        tally[what] = tally.get(what, 0) + 1
+        print(f"{bug:30} {kept:12} {model:13} {dtype}  {what:8} {seconds:5.1f} s  "
+              f"{' | '.join(said)}", flush=True)
     seen = sum(n for what, n in tally.items() if what != "not seen")
     good = tally.get("named", 0) + tally.get("beside", 0)
     print(tally, f"named {good} of {seen}")

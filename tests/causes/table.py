@@ -1,14 +1,17 @@
 """What the seeded faults, and the wrong kernels beside this file, are said to look like.
 
 table.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32,fp16] [--layers 0,3]
-         [--ops FOLDER] [--want SHARE]
+         [--ops FOLDER] [--want SHARE] [--jobs N]
 
 Prints a row a run: named, nothing said, wrong, or not seen (the run was clean). Which sentences
 count as right for a fault stands here alone: the product knows no fault by name. --layers: each run
 takes the next of them, from the beginning again after the last. --ops: instead of the faults, the
-wrong kernels that were built into that folder.
+wrong kernels that were built into that folder. Several causes that are equal on a run's input are
+printed beside each other; those pairs are listed at the end.
 """
 import argparse
+import collections
+import concurrent.futures
 import itertools
 import json
 import pathlib
@@ -141,6 +144,12 @@ def run(binary, model, requests, dtype, more):
         return json.loads(out.read_text()), ran.returncode, time.monotonic() - began
 
 
+def in_order(jobs, work, items):
+    """What work makes of each item, several at a time, as they stand."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(work, items)
+
+
 def sentences(result):
     """Of the place of the first finding."""
     first = result["first"]
@@ -171,8 +180,9 @@ def main():
     parser.add_argument("--layers", default="3")
     parser.add_argument("--ops", type=pathlib.Path)
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     options = parser.parse_args()
-    tally = {}
+    tally, pairs = {}, collections.Counter()
     layers_in_turn = itertools.cycle(int(layer) for layer in options.layers.split(","))
     with tempfile.TemporaryDirectory() as folder:
         requests = pathlib.Path(folder, "requests.jsonl")
@@ -182,29 +192,37 @@ def main():
                                                          for i in range(20 + 9 * r)],
                                               "max_new": 4}) + "\n" for r in range(3)))
         table = OPS if options.ops else RIGHT
-        for name in [n for n in table if re.search(options.only, n)]:
-            for model in options.which.split(","):
-                for dtype in options.dtypes.split(","):
-                    path = options.models / model
-                    layers = json.loads((path / "config.json").read_text())["num_hidden_layers"]
-                    layer = min(next(layers_in_turn), layers - 1)
-                    more = (["--ops", str(options.ops / f"{name}.so")] if options.ops else
-                            ["--fault", f"{name}@layer={layer}"])
-                    asked = requests if (path / "tokenizer.json").exists() else tokens
-                    result, status, seconds = run(options.binary, path, asked, dtype, more)
-                    if result is None and "layer" in str(status):
-                        result, status, seconds = run(options.binary, path, asked, dtype,
-                                                      ["--fault", name])
-                    if result is None:
-                        print(f"{name:36} {model:18} {dtype}  --  {status}"[:160])
-                        continue
-                    what, said = grade(result, table[name])
-                    tally[what] = tally.get(what, 0) + 1
-                    first = result["first"]
-                    where = (f"{first['layer']} {first['point']} {first['statistic']}" if first
-                             else "")
-                    print(f"{name:36} {model:18} {dtype}  {what:8}  {seconds:4.1f} s  {where}  "
-                          f"{' | '.join(said)}", flush=True)
+        cases = [(name, model, dtype, next(layers_in_turn))
+                 for name in table if re.search(options.only, name)
+                 for model in options.which.split(",") for dtype in options.dtypes.split(",")]
+
+        def judged(case):
+            name, model, dtype, layer = case
+            path = options.models / model
+            layers = json.loads((path / "config.json").read_text())["num_hidden_layers"]
+            fault = f"{name}@layer={min(layer, layers - 1)}"
+            more = ["--ops", str(options.ops / f"{name}.so")] if options.ops else ["--fault", fault]
+            asked = requests if (path / "tokenizer.json").exists() else tokens
+            ran = run(options.binary, path, asked, dtype, more)
+            if ran[0] is None and "layer" in str(ran[1]):
+                ran = run(options.binary, path, asked, dtype, ["--fault", name])
+            return case, ran
+
+        for (name, model, dtype, _), (result, status, seconds) in in_order(options.jobs, judged,
+                                                                           cases):
+            if result is None:
+                print(f"{name:36} {model:18} {dtype}  --  {status}"[:160])
+                continue
+            what, said = grade(result, table[name])
+            tally[what] = tally.get(what, 0) + 1
+            if what == "named" and len(said) > 1:
+                pairs[f"{name}: {' | '.join(said)}"] += 1
+            first = result["first"]
+            where = f"{first['layer']} {first['point']} {first['statistic']}" if first else ""
+            print(f"{name:36} {model:18} {dtype}  {what:8}  {seconds:4.1f} s  {where}  "
+                  f"{' | '.join(said)}", flush=True)
+    for pair, times in sorted(pairs.items()):
+        print(f"equal on this input, in {times}: {pair}")
     seen = sum(n for what, n in tally.items() if what != "not seen")
     print(tally, f"named {tally.get('named', 0)} of {seen}")
     return 0 if tally.get("named", 0) >= options.want * seen and not tally.get("wrong") else 1

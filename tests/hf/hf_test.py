@@ -151,6 +151,15 @@ class Named(Judged):
         verdict = self.judge(setting, judging.run_bug(setting, bug), None).result()
         self.assertEqual(verdict.place, bug.place(setting.model()), verdict.story)
 
+    def test_a_gain_that_has_one_more_is_said_to_be_the_cause(self):
+        """A norm that was patched to be Gemma's, of a checkpoint that has the gains themselves."""
+        for dtype in ("bf16", "fp32"):
+            setting = Setting(QWEN3, dtype, "sdpa")
+            bug = BUGS["norm-weight-plus-one"]
+            verdict = self.judge(setting, judging.run_bug(setting, bug), {}).result()
+            self.assertEqual(verdict.place, bug.place(setting.model()), verdict.story)
+            self.assertIn("RMSNorm with the gain 1 + w", verdict.looks_like)
+
     def test_a_token_that_was_not_fed_is_wrong_at_the_embedding(self):
         setting = Setting(QWEN25, "bf16", "sdpa")
         runner = judging.run_variant(setting, VARIANTS["plain"])

@@ -33,6 +33,7 @@ class Verdict:
     statistic: str = ""
     value: float = 0
     judged: str = ""            # nodes judged of those expected
+    looks_like: tuple[str, ...] = ()
 
 
 def judge(binary: str, trace: pathlib.Path, folder: str, *more: str) -> Verdict:
@@ -48,8 +49,10 @@ def judge(binary: str, trace: pathlib.Path, folder: str, *more: str) -> Verdict:
     if first is None:
         return Verdict(made.returncode, result["verdict"], result["story"], judged=nodes)
     layer = -1 if first["layer"] is None else first["layer"]
+    said = tuple(like["says"] for place in result["points"] for like in place["looks_like"]
+                 if (place["layer"], place["point"]) == (first["layer"], first["point"]))
     return Verdict(made.returncode, result["verdict"], result["story"], (layer, first["point"]),
-                   first["pass"], first.get("statistic", ""), first.get("value") or 0, nodes)
+                   first["pass"], first.get("statistic", ""), first.get("value") or 0, nodes, said)
 
 
 def first_wrong(model: nn.Module, passes: list[Pass]) -> tuple[int, Place] | None:

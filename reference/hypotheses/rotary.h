@@ -1,0 +1,23 @@
+// The right rotation, of which two tables have parts otherwise.
+#pragma once
+
+#include <vector>
+
+#include "reference/hypotheses/asked.h"
+
+namespace lockstep {
+
+struct Rotary {
+  static const RotaryRecipe& recipe_of(const Asked& a);
+  // The longest context of the pass: tables that depend on the length (dynamic, longrope) are made
+  // for it.
+  static int64_t length_of(const Asked& a);
+  static std::vector<double> right_positions(const Asked& a);
+  // The input's rows turned as is right at these positions, one a row.
+  static at::Tensor at_positions(const Asked& a, const std::vector<double>& positions);
+};
+
+// A table of its own for the positions.
+std::span<const Hypothesis> rope_position_hypotheses();
+
+}  // namespace lockstep

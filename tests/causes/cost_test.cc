@@ -1,0 +1,112 @@
+// The time that looking for causes takes, beside that of the judged run itself.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <ctime>
+#include <type_traits>
+
+#include "kernels/ops.h"
+#include "src/faults/seeds.h"
+#include "tests/judged.h"
+
+namespace lockstep {
+namespace {
+
+// Numbers that no hypothesis has: those of the op, each times its own factor of 0.5 to 1.5.
+void scatter(const TensorView& out) {
+  for (int64_t i = 0; i < out.count(); ++i) {
+    const double size = std::fabs(std::sin(static_cast<double>(i) * 12.9898)) * 43758;
+    put(out, i, get(out, i) * static_cast<float>(0.5 + std::fmod(size, 1)));
+  }
+}
+
+// Ops that are wrong at a point, in all layers, as nothing explains it.
+Ops scattered(std::string_view point) {
+  Ops ops = cpu_ops();
+  for_each_op([&](const auto& row) {
+    wrap(ops.*row.entry,
+         [=](const auto& right, const OpContext& context, const auto& out, const auto&... inputs) {
+           right(context, out, inputs...);
+           if constexpr (std::is_same_v<decltype(out), const TensorView&>)
+             if (context.point == point) scatter(out);
+         });
+  });
+  return ops;
+}
+
+// Of all threads, so that what else the machine does is not counted.
+double processor_seconds(const JudgedRun& run, Result* result) {
+  const std::clock_t begin = std::clock();
+  *result = judged(run);
+  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+}
+
+// Seconds of a run, and those that looking for causes adds to it; and what came of that. A prompt
+// of 100 tokens makes a pass of 100 rows, which is what searches are dear in; 16 more tokens are
+// passes of one row each, in which what was found is held against what is wrong.
+struct Cost {
+  double run = 0, causes = 0;
+  std::string place;
+  bool said = false;
+};
+
+Cost cost_of(JudgedRun run) {
+  const Checkpoint& checkpoint = run.checkpoint;
+  run.engine.dtype = DType::bf16;
+  run.engine.threads = 1;
+  run.judge.threads = 1;
+  run.requests = {{.prompt = some_tokens(100, checkpoint.config().vocab), .max_new = 16}};
+  Cost cost;
+  Result result;
+  run.causes = false;
+  cost.run = processor_seconds(run, &result);
+  run.causes = true;
+  cost.causes = processor_seconds(run, &result) - cost.run;
+  if (result.first) cost.place = result.first->node.place.point->name;
+  for (const PlaceSummary& place : result.places) cost.said |= !place.looks_like.empty();
+  return cost;
+}
+
+// Causes that are found end the search, but are held against all later passes of each layer. A kind
+// of op each: a norm, a product, a rotation, an attention.
+TEST(Causes, TakeLessThanTwiceTheTimeOfTheRunThatTheyAreOf) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  for (const char* fault : {"qk-norm-over-16-wide-blocks", "weight-layout-transposed@layer=2",
+                            "rope-interleaved", "gqa-map-modulo"}) {
+    JudgedRun run{.checkpoint = checkpoint, .reference = open_reference()};
+    run.faults = {parse_fault(fault)};
+    const Cost cost = cost_of(run);
+    fmt::print("{:34} {:14} run {:.2f} s, causes {:.2f} s: {:.2f} x\n", fault, cost.place, cost.run,
+               cost.causes, cost.causes / cost.run);
+    EXPECT_TRUE(cost.said) << fault;
+    EXPECT_LT(cost.causes, 2 * cost.run) << fault;
+  }
+}
+
+// The dearest case is a result that is like nothing: every hypothesis is tried in vain, in every
+// layer.
+TEST(Causes, TakeNoLongerWhereNoneExplainsIt) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  for (const char* point : {"attn.norm", "attn.q_rope", "attn.out", "mlp.gate", "logits"}) {
+    JudgedRun run{.checkpoint = checkpoint, .reference = open_reference()};
+    run.ops = scattered(point);
+    const Cost cost = cost_of(run);
+    fmt::print("{:34} {:14} run {:.2f} s, causes {:.2f} s: {:.2f} x\n", "unlike anything",
+               cost.place, cost.run, cost.causes, cost.causes / cost.run);
+    EXPECT_EQ(cost.place, point);
+    EXPECT_FALSE(cost.said) << point;
+    EXPECT_LT(cost.causes, 2 * cost.run) << point;
+  }
+}
+
+TEST(Causes, TakeNoTimeWhenNothingIsWrong) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const Cost cost = cost_of({.checkpoint = checkpoint, .reference = open_reference()});
+  fmt::print("run {:.2f} s, causes {:.2f} s\n", cost.run, cost.causes);
+  // Two runs of one thing differ by less than this, on a machine that does other things too.
+  EXPECT_LT(cost.causes, cost.run / 4) << "what two runs differ by";
+}
+
+}  // namespace
+}  // namespace lockstep
