@@ -78,9 +78,11 @@ Recipe recipe_from(const JsonValue& config) {
   Recipe recipe;
   recipe.heads = config["num_attention_heads"].whole<int64_t>();
   recipe.kv_heads = value_of(config, "num_key_value_heads", recipe.heads);
-  const bool qwen2 = value_of(config, "model_type", std::string()) == "qwen2";
+  // By transformers: Qwen3Config has a default, the others divide the hidden size. The model_type
+  // may be left out, since it follows from the architecture.
+  const bool qwen3 = config["architectures"].texts().at(0) == "Qwen3ForCausalLM";
   const int64_t split = config["hidden_size"].whole<int64_t>() / recipe.heads;
-  recipe.head_dim = value_of(config, "head_dim", qwen2 ? split : int64_t{128});
+  recipe.head_dim = value_of(config, "head_dim", qwen3 ? int64_t{128} : split);
   recipe.norm_eps = value_of(config, "rms_norm_eps", recipe.norm_eps);
   recipe.normalises_experts = value_of(config, "norm_topk_prob", false);
   recipe.window = windows_of(config);

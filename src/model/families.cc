@@ -18,7 +18,8 @@ struct Family {
 
 // To add a family: write its graph beside probes/qwen_graph.cc, its forward pass beside
 // qwen.cc, its row here and in reference/families.cc, and teach its config.json to both readers,
-// src/weights/config.cc and reference/recipe.cc. One that has the same blocks is these four rows.
+// src/weights/config.cc and reference/recipe.cc. One that has the same blocks is three rows and its
+// default there.
 constexpr Family kFamilies[] = {
     {"Qwen2ForCausalLM", qwen_graph_of, qwen_forward},
     {"Qwen3ForCausalLM", qwen_graph_of, qwen_forward},

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include "probes/layer_watch.h"
 #include "src/weights/qwen_graph.h"
@@ -80,6 +82,40 @@ INSTANTIATE_TEST_SUITE_P(Models, AgainstGolden, testing::ValuesIn(all_cases()),
                                name, [](char c) { return !std::isalnum(c); }, '_');
                            return name;
                          });
+
+// A copy of a checkpoint whose config.json lacks a line.
+Checkpoint without_line(const std::string& model, const std::string& begin, const TempFolder& to) {
+  namespace fs = std::filesystem;
+  for (const auto& entry : fs::directory_iterator(data_path(model)))
+    if (entry.path().filename() != "config.json")
+      fs::create_symlink(entry.path(), fs::path(to.path()) / entry.path().filename());
+  std::ifstream from(fs::path(data_path(model)) / "config.json");
+  std::ofstream config(fs::path(to.path()) / "config.json");
+  bool found = false;
+  for (std::string line; std::getline(from, line);) {
+    const bool left_out = line.find('"' + begin + '"') != std::string::npos;
+    found |= left_out;
+    if (!left_out) config << line << '\n';
+  }
+  config.close();
+  EXPECT_TRUE(found) << model << " has no " << begin;
+  return Checkpoint::open(to.path());
+}
+
+TEST(ReferenceModel, TakesItsHeadsFromTheArchitectureWhereNothingElseSaysThem) {
+  const std::string model = "tiny/qwen2-default";
+  const TempFolder folder;
+  const Checkpoint given = Checkpoint::open(data_path(model));
+  const Checkpoint untyped = without_line(model, "model_type", folder);
+  const std::vector<PassInfo> passes = {pass_over(0, {{0, 0, {3, 1, 4, 1, 5}}})};
+  std::vector<std::vector<double>> logits;
+  for (const Checkpoint* each : {&given, &untyped}) {
+    const auto reference = open_reference().model(*each, {.dtype = DType::bf16}, DType::f64);
+    logits.push_back(
+        values_of(run_passes(*reference, passes).at(0).find(point("logits"), -1)->data));
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
 
 // The tensors of one request, by place and position.
 using Rows = std::map<std::pair<std::string, int>, std::vector<double>>;
