@@ -144,7 +144,12 @@ Tensor whole_own_block(const Asked& a, double size) {
            p.in_window();
   });
 }
-std::vector<double> kept_windows(const Asked&) { return {8, 16, 32, 64, 128, 256, 512, 1024}; }
+std::vector<double> kept_windows(const Asked& a) {
+  std::vector<double> all = {8, 16, 32, 64, 128, 256, 512, 1024};
+  const auto longest = as_fp64(*std::ranges::max_element(a.op().call.lengths));
+  std::erase_if(all, [=](double window) { return window + 4 >= longest; });
+  return all;
+}
 // The first keys and a window of the last (StreamingLLM).
 Tensor four_and_window(const Asked& a, double window) {
   return seen_by(a, [=](const Part& p) {
