@@ -19,7 +19,7 @@ namespace {
 // Passes of a place that are searched when those before had no explanation; and searches at a
 // point, whose later places are first held against what explained earlier ones. Passes of a place
 // that are looked at.
-constexpr int kMostSearches = 3, kMostPlaces = 4;
+constexpr int kMostSearches = 2, kMostPlaces = 4;
 constexpr int64_t kMostPasses = 256;
 // Places in whose regions causes are searched for.
 constexpr int kMostRegions = 2;
