@@ -13,6 +13,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "reference/hypotheses/rotary.h"
 
@@ -152,13 +153,14 @@ Tensor positions_from_end(const Asked& a, double) {
   return changed_positions(
       a, [&](size_t i, double p) { return as_fp64(a.op().call.lengths[i]) - 1 - p; });
 }
-// The result tells positions of some order that none above has. The right ones moved by one number
-// are said so above.
+// The result tells positions of some order that none above has. Rows that are all moved by one
+// number are said so above, whichever rows of the pass they are.
 Tensor told_positions_tried(const Asked& a, double) {
   const std::vector<double> told = told_positions(a), right = Rotary::right_positions(a);
-  bool moved = true;
-  for (size_t i = 0; i < told.size(); ++i) moved &= told[i] - right[i] == told[0] - right[0];
-  return moved ? Tensor() : Rotary::at_positions(a, told);
+  std::set<double> moved_by;
+  for (size_t i = 0; i < told.size(); ++i)
+    if (told[i] != right[i]) moved_by.insert(told[i] - right[i]);
+  return moved_by.size() < 2 ? Tensor() : Rotary::at_positions(a, told);
 }
 // Positions held in a float of few bits: bf16 has 8, and 257 is 256 in it.
 std::vector<double> position_bits(const Asked&) { return {4, 5, 6, 7, 8, 9, 10, 11}; }
