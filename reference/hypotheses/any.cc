@@ -80,6 +80,7 @@ Tensor of_first_tile(const Asked& a, double size) {
 Tensor rows_past_zero(const Asked& a, double size) {
   const Tensor y = a.right().clone();
   const auto tile = static_cast<int64_t>(size);
+  if (tile >= a.rows()) return {};
   y.narrow(0, tile, a.rows() - tile).fill_(0);
   return y;
 }

@@ -261,6 +261,7 @@ std::vector<double> tiles(const Asked& a) {
 Tensor last_outputs_repeat(const Asked& a, double tile) {
   const auto count = as_count(tile);
   const Tensor y = a.right().flatten(1), all = y.clone();
+  if (2 * count > y.size(1)) return {};
   all.narrow(1, y.size(1) - count, count).copy_(y.narrow(1, y.size(1) - 2 * count, count));
   return all;
 }

@@ -307,6 +307,7 @@ std::vector<double> some_heads(const Asked& a) {
 Tensor first_heads_alone(const Asked& a, double count) {
   const Tensor x = a.input(0), y = turned(a, right_tables(a));
   const auto n = static_cast<int64_t>(count);
+  if (n >= x.size(1)) return {};  // a number of the queries' heads, tried on the keys' fewer
   return at::cat({y.narrow(1, 0, n), x.narrow(1, n, x.size(1) - n)}, 1);
 }
 Tensor last_pairs(const Asked& a, double share) {
