@@ -20,6 +20,9 @@ namespace {
 // point, whose later places are first held against what explained earlier ones. Passes of a place
 // that are looked at.
 constexpr int kMostSearches = 2, kMostPlaces = 4;
+// Wrong elements without an explanation after which a place is not searched again: they count
+// against whatever a later pass may suggest (best_causes).
+constexpr int64_t kEnough = 1000;
 constexpr int64_t kMostPasses = 256;
 // Places in whose regions causes are searched for.
 constexpr int kMostRegions = 2;
@@ -89,7 +92,8 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
     return;
   }
   const bool searches = of.candidates.empty();
-  if (of.passes >= kMostPasses || (searches && of.searches >= kMostSearches)) return;
+  const bool tried = of.searches >= kMostSearches || of.unexplained.of_elements >= kEnough;
+  if (of.passes >= kMostPasses || (searches && tried)) return;
   const auto evidence = Evidence::of(pass, place, requests, manifest_, judge_, oracle_);
   if (!evidence) return;
   ++of.passes;
