@@ -106,8 +106,7 @@ Tensor::Tensor(const Shape& shape, DType dtype, Device device)
   if (memory_ == nullptr)  // else the device is not asked what it has left, which takes it long
     fail(
         "the {2} has not that much memory left: {0} bytes for a tensor {1}{3}: use fewer or "
-        "smaller "
-        "--pages, or a shorter prompt",
+        "smaller --pages, or a shorter prompt",
         view_.bytes(), shape.text(), device == Device::cpu ? "host" : "device",
         device == Device::cpu ? "" : fmt::format(", but {} bytes", device_memory_left(device)));
   view_.data = memory_.get();
