@@ -228,7 +228,8 @@ class Runner {
                      .step = step_for(run_.checkpoint.config(), c.faults),
                      .requests = c.requests,
                      .faults = c.faults,
-                     .judge = {.limits = run_.limits}};
+                     .judge = {.limits = run_.limits},
+                     .causes = false};  // which nobody reads here
     Selftest::Outcome outcome{.name = c.name};
     for (const FaultRequest& fault : c.faults) {
       outcome.seeded.push_back(text_of(fault));
