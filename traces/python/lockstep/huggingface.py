@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep import experts
+from lockstep.blocks import Layout, Member, parts_of
 from lockstep.caches import CacheHashes, joined
 from lockstep.contracts import rounding
-from lockstep.elements import Elements, elements_of_many
+from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
@@ -86,8 +87,8 @@ class Seen(NamedTuple):
 
     layer: int
     point: str
-    tensor: Tensor                 # of a cache: K
-    rows: Sequence[int] | None     # the shape of a row; None: its rows are those that are recorded
+    tensor: Tensor          # of a cache: K
+    row: tuple[int, ...]    # the shape of a row
     values: Tensor | None = None   # of a cache: V
 
 
@@ -133,7 +134,9 @@ class Capture:
         self._layer = -1                        # whose attention is computed
         self._queue: list[Seen] = []            # what was seen and is not shown to the writer yet
         self._queued = 0                        # bytes of it
-        self._written: dict[str, Elements] = {}  # what a layer is to put into the cache
+        # What layers are to put into the cache, by layer and point.
+        self._written: dict[tuple[int, str], Elements] = {}
+        self._layouts: dict[Any, Layout] = {}  # of what passes showed so far
 
     # Passes.
 
@@ -227,33 +230,63 @@ class Capture:
         """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
         if self._call is None or not (self._everything or self._needs(layer, point)):
             return
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        copy = tensor.clone(memory_format=CONTIGUOUS)
-        self._queue.append(Seen(layer, point, copy, shape or copy.shape[2:]))
+        copy = _copy_of(tensor)
+        self._queue.append(Seen(layer, point, copy, shape or tuple(copy.shape[2:])))
         self._queued += copy.nbytes
         if self._queued >= QUEUE_BYTES:
             self._show_queue()
 
     def _show_queue(self) -> None:
-        """What the pass has so far, in its order. Many small tensors are converted as one."""
+        """What the pass has so far, in its order. Many tensors are converted as one."""
         queue, self._queue, self._queued = self._queue, [], 0
-        batch, show = self._keep.size, self.writer.show_elements
-        known = iter(elements_of_many(
-            [seen.tensor for seen in queue if seen.values is None],
-            [seen.tensor.shape if seen.rows is None else (batch, *seen.rows) for seen in queue
-             if seen.values is None]))
-        for layer, point, k, rows, v in queue:
-            if v is not None:
-                self._show_cache(layer, k, v)
-                continue
-            elements = next(known)
-            if rows is not None and not self._all:
-                elements = Elements(elements.bits[self._keep], elements.dtype)
+        if not queue:
+            return
+        first = self.writer.numbers(len(queue))
+        alike: dict[Any, list[tuple[int, Seen]]] = {}
+        for at, seen in enumerate(queue):
+            if seen.values is None and seen.point != "logits":
+                alike.setdefault((seen.tensor.dtype, seen.tensor.device), []).append((at, seen))
+        for same in alike.values():
+            self._show_alike(first, same)
+        for at, (layer, point, tensor, _, values) in enumerate(queue, first):
+            if values is not None:
+                self._show_cache(at, layer, tensor, values)
+            elif point == "logits":
+                self.writer.show_elements(point, layer, elements_of(tensor), at)
+        self.writer.write_many()
+
+    def _show_alike(self, first: int, same: Sequence[tuple[int, Seen]]) -> None:
+        """Tensors of one dtype and device."""
+        if not self._everything:
+            for _, seen in same:
+                if not self._wants(seen.layer, seen.point):  # of a cache that is wanted
+                    parts, name = parts_of([seen.tensor])
+                    self._written[seen.layer, seen.point] = Elements(
+                        self._recorded(parts[0]).reshape(-1, *seen.row), name)
+            same = [(at, seen) for at, seen in same if self._wants(seen.layer, seen.point)]
+            if not same:
+                return
+        # Smaller ones first; what a step of decode has of it is found again.
+        order = sorted(range(len(same)), key=lambda i: same[i][1].tensor.numel())
+        parts, name = parts_of([same[i][1].tensor for i in order])
+        kept = len(self._call.token) if self._call is not None else 0
+        key = (name, kept, tuple([(same[i][0], *same[i][1][:2], same[i][1].row) for i in order]))
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(
+                [Member(at, layer, point, (kept, *row)) for at, layer, point, row in key[2]], name)
+        parts = [self._recorded(part) for part in parts]
+        for layer, point in layout.number_of:
             if point in WRITTEN:
-                self._written[point] = elements
-            if self._everything or self._wants(layer, point):
-                show(point, layer, elements)
+                self._written[layer, point] = Elements(layout.bits(parts, layer, point), name)
+        self.writer.show_block(first, layout, parts)
+
+    def _recorded(self, part: NDArray[Any]) -> NDArray[Any]:
+        """Of [tensor, element], in each tensor the rows that are recorded."""
+        if self._all:
+            return part
+        rows = part.reshape(len(part), self._keep.size, -1)[:, self._keep]
+        return np.ascontiguousarray(rows).reshape(len(part), -1)
 
     def _rope(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
@@ -272,7 +305,7 @@ class Capture:
             call, layer = self._call, self._layer
             if call is not None and layer >= 0 and self._wants(layer, "attn.kv"):
                 end = call.session.columns    # a static cache has room for more
-                self._queue.append(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), None,
+                self._queue.append(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), (),
                                         _copy_of(v[:, :, :end])))
                 self._queued += 2 * self._queue[-1].tensor.nbytes
             made = inner(module, q, k, v, *args, **kwargs)
@@ -281,13 +314,13 @@ class Capture:
             return made
         return look
 
-    def _show_cache(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """K and V as attention reads them: [batch, kv head, column, dim]."""
+    def _show_cache(self, at: int, layer: int, k: Tensor, v: Tensor) -> None:
+        """K and V as attention reads them: [batch, kv head, column, dim]. at: their number."""
         call = self._call
         assert call is not None
         session, caches = call.session, self._caches
-        caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
-                     self._written["attn.v"])
+        caches.write(layer, call.request, call.position, self._written[layer, "attn.k_rope"],
+                     self._written[layer, "attn.v"])
         begin = session.columns - k.shape[2]  # a sliding one has let go of the first
         hashes = caches.read(session, layer, k, v)
         for b, request in dict.fromkeys(zip(call.batch, call.request)):
@@ -300,10 +333,10 @@ class Capture:
                 # What a sliding cache has let go of is hidden by the window: it is as it was.
                 first, own = 0, written
             else:
-                at = torch.from_numpy(kept.copy()).to(k.device)
-                tensor = joined(k[b][:, at], v[b][:, at])
+                some = torch.from_numpy(kept.copy()).to(k.device)
+                tensor = joined(k[b][:, some], v[b][:, some])
             self.writer.show_cache_hashes(layer, request, own, (self.kv_heads, self.dim),
-                                          NAMES[k.dtype], tensor, first)
+                                          NAMES[k.dtype], tensor, first, at)
 
     def _show_logits(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
         """Of each row, or of the last rows of each sequence."""
@@ -318,7 +351,7 @@ class Capture:
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
         if self._wants(-1, "logits"):
-            self._queue.append(Seen(-1, "logits", rows, None))
+            self._queue.append(Seen(-1, "logits", rows, ()))
 
     # Hooks.
 
