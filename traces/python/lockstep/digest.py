@@ -197,15 +197,27 @@ def _parts_of(bits: NDArray[Any], dtype: str) -> tuple[Parts, NDArray[np.int64]]
         "max": (values if bad is None else np.where(bad, -np.inf, values)).max(axis=1),
         "mean": wide.sum(axis=1) / np.maximum(length - exponents[:, -1], 1),
         "sum_squares": np.einsum("ij,ij->i", wide, wide), "sum_abs": np.abs(wide).sum(axis=1)}
-    wide -= parts["mean"][:, None]
     if bad is not None:
-        wide[bad] = 0.0
         none = exponents[:, -1] == length
         for name in ("absmax", "min", "max"):
             parts[name][none] = 0
         parts["absmax_at"][none] = -1
-    parts["m2"] = np.einsum("ij,ij->i", wide, wide)
+    parts["m2"] = _spread_of(wide, bad, length - exponents[:, -1], parts)
     return parts, exponents
+
+
+def _spread_of(wide: NDArray[np.float64], bad: NDArray[np.bool_] | None,
+               counts: NDArray[np.int64], parts: Parts) -> NDArray[np.float64]:
+    """The sum of squared distances from the mean, of each row."""
+    spread: NDArray[np.float64] = parts["sum_squares"] - counts * parts["mean"] ** 2
+    # Where the mean is most of the elements, the difference has lost what it is of.
+    near = np.flatnonzero(spread < 1e-3 * parts["sum_squares"])
+    if len(near):
+        rest = wide[near] - parts["mean"][near, None]
+        if bad is not None:
+            rest[bad[near]] = 0.0
+        spread[near] = np.einsum("ij,ij->i", rest, rest)
+    return spread
 
 
 def _exponents_of(values: NDArray[np.float32]) -> NDArray[np.int64]:
