@@ -171,6 +171,16 @@ class Clean(Captured):
         self.assert_clean(path, SLIDING)
 
 
+    def test_tensors_of_a_device_are_kept_as_those_of_the_host(self):
+        """There they are copied one by one and brought over together; here by a pretence."""
+        model, seen = load(QWEN3), []
+        ids, mask = padded((5, 9), 4096)
+        for host in (True, False):
+            with unittest.mock.patch.object(torch.Tensor, "is_cpu", property(lambda _: host)):
+                path = self.captured(model, generated(ids, 3, attention_mask=mask))
+            seen.append(path.read_bytes())
+        self.assertTrue(seen[0] == seen[1])
+
     def test_requests_packed_into_one_row_are_told_by_the_caller(self):
         """And digests alone of the same say that it is the same, and judge nothing."""
         owner = torch.tensor([[4] * 9 + [-1] + [7] * 5])

@@ -60,17 +60,18 @@ class Digests:
 
     def put(self, places: Sequence[int], tensors: Sequence[Elements]) -> None:
         """Tensors, each once."""
+        self.columns["xxh3"][np.array(places, np.int64)] = \
+            np.array([xxh3(bits.data) for bits, _ in tensors], np.uint64)
         self.put_parts([(np.array([at]), bits.reshape(1, -1), dtype)
                         for at, (bits, dtype) in zip(places, tensors)])
 
     def put_parts(self, parts: Sequence[tuple[NDArray[np.int64], NDArray[Any], str]]) -> None:
-        """Places, bits [tensor, element] and dtype of tensors, each once. Those of one size are
-        looked at together: a call costs more than a small tensor.
+        """All but the hashes: places, bits [tensor, element] and dtype of tensors, each once. Those
+        of one size are looked at together: a call costs more than a small tensor.
         """
         alike: dict[tuple[str, int], list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for where, bits, dtype in parts:
             size = bits.shape[1]
-            self.columns["xxh3"][where] = row_hashes(bits)
             self.columns["n"][where] = size
             if 0 < size <= BLOCK:
                 count = BLOCK // size

@@ -63,6 +63,11 @@ def _torch_type(dtype: Any) -> tuple[str, Any]:
     return _TORCH_TYPES[dtype]
 
 
+def name_of(dtype: Any) -> str:
+    """What a trace calls a dtype of torch."""
+    return _torch_type(dtype)[0]
+
+
 def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
     """The bits of a torch tensor, in its own memory and layout where that is the host's."""
     name, integers = _TORCH_TYPES.get(tensor.dtype) or _torch_type(tensor.dtype)

@@ -15,31 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep import experts
-from lockstep.blocks import Layout, Member, parts_of
-from lockstep.caches import CacheHashes, joined
-from lockstep.contracts import rounding
-from lockstep.elements import Elements, elements_of
+from lockstep.blocks import ROOM_BYTES, Layout, Place, Room, elements_in, narrowed
+from lockstep.caches import CacheHashes, LayerCache, joined
+from lockstep.elements import Elements, elements_of, name_of
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
-from lockstep.generation import Generation, generation_of
 from lockstep.graph import FAMILIES, dimensions, read_config
 from lockstep.patches import AttentionFunctions, modeling_of, replaced
+from lockstep.run_facts import Generation, facts_of, generation_of, rounding_of, selection_of
 from lockstep.sessions import Call, RequestPositions, Sessions
 from lockstep.writer import Writer, check_point
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CONTIGUOUS = torch.contiguous_format
-QUEUE_BYTES = 16 << 20  # of copies that are kept before the pass ends
 WRITTEN = ("attn.k_rope", "attn.v")  # what goes into a cache
-
-def rounding_of(model: nn.Module) -> dict[str, str]:
-    """Where each point of the model rounds inside, as transformers computes it."""
-    attention = getattr(model.config, "_attn_implementation", "")
-    schema = rounding("eager" if attention == "eager" else "hf")
-    if getattr(model.config, "_experts_implementation", None) in ("batched_mm", "grouped_mm"):
-        schema["mlp.combine"] = "products_rounded"
-    return schema
-
 
 @contextlib.contextmanager
 def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collection[str] = (),
@@ -73,14 +62,12 @@ def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collectio
         found.end_pass()
 
 
-class Seen(NamedTuple):
-    """A copy of a tensor of the pass, until there are enough of them to be converted together."""
+class Beside(NamedTuple):
+    """What a pass shows beside blocks: logits, or a cache as attention reads it."""
 
-    layer: int
-    point: str
-    row: tuple[int, ...]   # the shape of a row
-    tensor: Tensor         # of a cache: K
-    values: Tensor | None = None  # of a cache: V
+    at: int                       # among all that the pass shows with it
+    place: Place
+    seen: Tensor | LayerCache
 
 
 class Capture:
@@ -104,8 +91,8 @@ class Capture:
         self._everything = not self.points and not self.layers
         self._signature = inspect.signature(self.base.forward)
         self.writer = Writer(path, config, dtype=NAMES[dtype], schema=rounding_of(model),
-                             provenance=_facts_of(model) | dict(provenance),
-                             selection=_selection(self.points, self.layers),
+                             provenance=facts_of(model) | dict(provenance),
+                             selection=selection_of(self.points, self.layers),
                              digests_only=digests_only)
         self._request_positions = request_positions
         self._sessions, self._caches = Sessions(), CacheHashes()
@@ -116,11 +103,18 @@ class Capture:
         self._logit_rows: list[int] = []        # of the pass
         self._likeliest = np.zeros(0, np.int32)  # token of each of these
         self._layer = -1                        # whose attention is computed
-        self._queue: list[Seen] = []            # what was seen and is not shown to the writer yet
-        self._queued = 0                        # bytes of it
+        # What was seen and is not shown to the writer yet, in order, and the bytes of each; where
+        # they lie: those of the host together, of devices by their numbers, and some beside.
+        self._queue: list[Place] = []
+        self._sizes: list[int] = []
+        self._queued = 0
+        self._room = Room()
+        self._away: list[tuple[int, Tensor]] = []
+        self._beside: list[Beside] = []
         # What layers are to put into the cache, by layer and point.
         self._written: dict[tuple[int, str], Elements] = {}
         self._layouts: dict[Any, Layout] = {}  # of what passes showed so far
+        self._places: dict[Any, Place] = {}
 
     # Passes.
 
@@ -211,68 +205,102 @@ class Capture:
             (point in WRITTEN and self._wants(layer, "attn.kv"))
 
     def show(self, layer: int, point: str, tensor: Tensor, *shape: int) -> None:
-        """The rows that are recorded of [batch, token, ...] or [batch * token, ...]."""
+        """The rows that are recorded of [batch, token, ...] or [batch * token, ...].
+
+        They are copied at once: the model may write something else into the tensor's memory.
+        """
         if self._call is None or not (self._everything or self._needs(layer, point)):
             return
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        copy = tensor.clone(memory_format=CONTIGUOUS)  # the model may write into the tensor's own
-        self._queue.append(Seen(layer, point, shape or tuple(copy.shape[2:]), copy))
-        self._queued += copy.nbytes
-        if self._queued >= QUEUE_BYTES:
+        key = (layer, point, tensor.dtype, shape or tuple(tensor.shape[2:]))
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = Place(layer, point, name_of(tensor.dtype), key[3])
+        if place.dtype == "int32":
+            tensor = tensor.to(torch.int32)
+        if not tensor.is_cpu:
+            copy = tensor.detach().clone(memory_format=CONTIGUOUS)
+            self._away.append((len(self._queue), copy))
+            size = copy.nbytes
+        else:
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()
+            size = tensor.nbytes
+            if not self._room.has(size):
+                self._show_queue()
+            self._room.put(tensor.data_ptr(), size)
+        self._queue.append(place)
+        self._sizes.append(size)
+        self._queued += size
+        if self._queued >= ROOM_BYTES:
             self._show_queue()
 
+    def _show_beside(self, layer: int, point: str, seen: Tensor | LayerCache) -> None:
+        key = (layer, point, None, ())
+        place = self._places.setdefault(key, Place(layer, point, ""))
+        self._beside.append(Beside(len(self._queue), place, seen))
+        self._queue.append(place)
+        self._sizes.append(0)
+
     def _show_queue(self) -> None:
-        """What the pass has so far, in its order. Many tensors are converted as one."""
-        queue, self._queue, self._queued = self._queue, [], 0
+        """What the pass has so far, in its order. Tensors that lie together are one block."""
+        queue, sizes, beside = self._queue, self._sizes, self._beside
         if not queue:
             return
+        raw = self._from_away() if self._away else self._room.emptied()
+        self._queue, self._sizes, self._beside, self._queued = [], [], [], 0
         first = self.writer.numbers(len(queue))
-        alike: dict[Any, list[tuple[int, Seen]]] = {}
-        for at, seen in enumerate(queue):
-            if seen.values is None and seen.point != "logits":
-                alike.setdefault((seen.tensor.dtype, seen.tensor.device), []).append((at, seen))
-        for same in alike.values():
-            self._show_alike(first, same)
-        for at, (layer, point, _, tensor, values) in enumerate(queue, first):
-            if values is not None:
-                self._show_cache(at, layer, tensor, values)
-            elif point == "logits":
-                self.writer.show_elements(point, layer, elements_of(tensor), at)
+        if raw.size:
+            self._show_block(first, queue, sizes, raw)
+        for at, place, seen in beside:
+            if isinstance(seen, LayerCache):
+                self._show_cache(first + at, place.layer, seen)
+            else:
+                self.writer.show_elements(place.point, place.layer, elements_of(seen), first + at)
         self.writer.write_many()
 
-    def _show_alike(self, first: int, same: Sequence[tuple[int, Seen]]) -> None:
-        """Tensors of one dtype and device."""
+    def _show_block(self, first: int, queue: list[Place], sizes: list[int],
+                    raw: NDArray[np.uint8]) -> None:
+        layout = self._layout_of(queue, sizes)
+        if not self._all:
+            queue, sizes, raw = narrowed(layout, raw, lambda _: True, self._keep)
+            layout = self._layout_of(queue, sizes)
+        for member in layout.members:
+            if member.place.point in WRITTEN:
+                self._written[member.place.layer, member.place.point] = elements_in(raw, member)
         if not self._everything:
-            for _, seen in same:
-                if not self._wants(seen.layer, seen.point):  # of a cache that is wanted
-                    parts, name = parts_of([seen.tensor])
-                    self._written[seen.layer, seen.point] = Elements(
-                        self._recorded(parts[0]).reshape(-1, *seen.row), name)
-            same = [(at, seen) for at, seen in same if self._wants(seen.layer, seen.point)]
-            if not same:
-                return
-        # Smaller ones first; what a step of decode has of it is found again.
-        order = sorted(range(len(same)), key=lambda i: same[i][1].tensor.numel())
-        parts, name = parts_of([same[i][1].tensor for i in order])
-        kept = len(self._call.token) if self._call is not None else 0
-        key = (name, kept, tuple([(same[i][0], *same[i][1][:3]) for i in order]))
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = Layout(
-                [Member(at, layer, point, (kept, *row)) for at, layer, point, row in key[2]], name)
-        parts = [self._recorded(part) for part in parts]
-        for layer, point in layout.number_of:
-            if point in WRITTEN:
-                self._written[layer, point] = Elements(layout.bits(parts, layer, point), name)
-        self.writer.show_block(first, layout, parts)
+            queue, sizes, raw = narrowed(layout, raw, lambda place: self._wants(place.layer,
+                                                                                place.point))
+            layout = self._layout_of(queue, sizes)
+        if layout.members:
+            self.writer.show_block(first, layout, raw)
 
-    def _recorded(self, part: NDArray[Any]) -> NDArray[Any]:
-        """Of [tensor, element], in each tensor the rows that are recorded."""
-        if self._all:
-            return part
-        rows = part.reshape(len(part), self._keep.size, -1)[:, self._keep]
-        return np.ascontiguousarray(rows).reshape(len(part), -1)
+    def _layout_of(self, queue: list[Place], sizes: list[int]) -> Layout:
+        key = (tuple(queue), tuple(sizes))
+        known = self._layouts.get(key)
+        if known is None:
+            known = self._layouts[key] = Layout(queue, sizes)
+        return known
+
+    def _from_away(self) -> NDArray[np.uint8]:
+        """What is in the room, with what devices have between it."""
+        here, away, at = self._room.emptied(), dict(self._away), 0
+        self._away = []
+        devices: dict[torch.device, list[int]] = {}
+        for i, tensor in away.items():
+            devices.setdefault(tensor.device, []).append(i)
+        parts: dict[int, NDArray[np.uint8]] = {}
+        for some in devices.values():
+            flat = torch.cat([away[i].view(-1).view(torch.uint8) for i in some]).cpu().numpy()
+            ends = np.cumsum([self._sizes[i] for i in some])
+            parts |= zip(some, np.split(flat, ends[:-1]))
+        made = []
+        for i, size in enumerate(self._sizes):
+            if i in parts:
+                made += [parts[i], np.zeros(-size % 8, np.uint8)]
+            else:
+                made.append(here[at:at + size + -size % 8])
+                at += size + -size % 8
+        return np.concatenate(made)
 
     def _rope(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
@@ -291,37 +319,37 @@ class Capture:
             call, layer = self._call, self._layer
             if call is not None and layer >= 0 and self._wants(layer, "attn.kv"):
                 end = call.session.columns    # a static cache has room for more
-                self._queue.append(Seen(layer, "attn.kv", (), *self._caches.take(
-                    call.session, layer, k[:, :, :end], v[:, :, :end])))
+                self._show_beside(layer, "attn.kv", self._caches.take(
+                    call.session, layer, k[:, :, :end], v[:, :, :end]))
             made = inner(module, q, k, v, *args, **kwargs)
             if layer >= 0:
                 self.show(layer, "attn.out", made[0], self.heads, self.dim)
             return made
         return look
 
-    def _show_cache(self, at: int, layer: int, k: Tensor, v: Tensor) -> None:
-        """K and V as attention reads them: [batch, kv head, column, dim]. at: their number."""
+    def _show_cache(self, at: int, layer: int, kept: LayerCache) -> None:
+        """K and V as attention reads them. at: their number."""
         call = self._call
         assert call is not None
         session, caches = call.session, self._caches
+        dtype = NAMES[kept.dtype]
         caches.write(layer, call.request, call.position, self._written[layer, "attn.k_rope"],
                      self._written[layer, "attn.v"])
-        begin = session.columns - k.shape[2]  # a sliding one has let go of the first
-        hashes = caches.read(session, layer)
+        begin = session.columns - kept.columns  # a sliding one has let go of the first
+        hashes = caches.read(kept)
         for b, request in dict.fromkeys(zip(call.batch, call.request)):
             own, columns = hashes[b], session.owner[b] == request
-            kept, first = columns[begin:], 0
-            if begin or not kept.all():
-                first, own = int(columns[:begin].sum()), own[kept]
+            some, first = columns[begin:], 0
+            if begin or not some.all():
+                first, own = int(columns[:begin].sum()), own[some]
             tensor, written = None, caches.written(layer, request, first + len(own))
             if written[first:].tobytes() == own.tobytes():
                 # What a sliding cache has let go of is hidden by the window: it is as it was.
                 first, own = 0, written
             else:
-                some = torch.from_numpy(kept.copy()).to(k.device)
-                tensor = joined(k[b][:, some], v[b][:, some])
+                tensor = joined(kept.halves(), b, some, dtype)
             self.writer.show_cache_hashes(layer, request, own, (self.kv_heads, self.dim),
-                                          NAMES[k.dtype], tensor, first, at)
+                                          dtype, tensor, first, at)
 
     def _show_logits(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
         """Of each row, or of the last rows of each sequence."""
@@ -336,7 +364,7 @@ class Capture:
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
         if self._wants(-1, "logits"):
-            self._queue.append(Seen(-1, "logits", (), rows))
+            self._show_beside(-1, "logits", rows)
 
     # Hooks.
 
@@ -448,20 +476,3 @@ class Capture:
         yield mlp.gate.register_forward_hook(routed)
         yield mlp.experts.register_forward_pre_hook(begin)
         yield mlp.experts.register_forward_hook(end)
-
-
-def _selection(points: Collection[str], layers: Collection[int]) -> str:
-    parts = [("points", ",".join(sorted(points))), ("layers", ",".join(map(str, sorted(layers))))]
-    return " ".join(f"{name} {text}" for name, text in parts if text)
-
-
-def _facts_of(model: nn.Module) -> dict[str, str]:
-    import transformers
-    device = next(model.parameters()).device
-    facts = {"engine": "transformers", "engine_version": transformers.__version__,
-             "torch_version": str(torch.__version__), "device": str(device),
-             "model": str(getattr(model, "name_or_path", "")),
-             "attention": str(getattr(model.config, "_attn_implementation", ""))}
-    if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        facts["accumulator"] = "tf32"
-    return facts

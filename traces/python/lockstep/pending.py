@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.blocks import Block, objects
-from lockstep.digest import Digests, row_hashes
-from lockstep.elements import Elements
+from lockstep.blocks import Block, elements_in, objects, stacked
+from lockstep.digest import Digests, row_hashes, xxh3
+from lockstep.elements import STORAGE, Elements
 from lockstep.points import AXES
 from lockstep.rows import Run
 
@@ -76,7 +76,7 @@ class Pending:
         self.blocks.append(block)
         self._blocks_at.append(first + block.layout.at)
         self.count += len(block.layout.members)
-        self.nbytes += block.nbytes
+        self.nbytes += block.raw.nbytes
 
     @functools.cached_property
     def _places(self) -> NDArray[np.int64]:
@@ -98,19 +98,28 @@ class Pending:
             begin = end
 
     def digests(self) -> Digests:
-        made, parts = Digests(self.count), []
+        made, kept = Digests(self.count), []
         for at, entry in self.placed_entries():
             if entry.point == "attn.kv":
                 made.put_hashes(at, entry.hashes, math.prod(entry.shape))
             elif entry.tensor:
-                parts.append((np.array([at]), entry.tensor.bits.reshape(1, -1), entry.dtype))
+                kept.append((at, entry.tensor))
+        made.put([at for at, _ in kept], [tensor for _, tensor in kept])
         for places, block in self.placed_blocks():
-            first = 0
-            for part in block.parts:
-                parts.append((places[first:first + len(part)], part, block.layout.dtype))
-                first += len(part)
-        made.put_parts(parts)
+            raw = block.raw.data
+            made.columns["xxh3"][places] = [xxh3(raw[a:b]) for a, b in block.layout.spans]
+        made.put_parts(list(self._parts()))
         return made
+
+    def _parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], str]]:
+        """Of the tensors in blocks those of one size: places, bits and dtype."""
+        of = [places for places, _ in self.placed_blocks()]
+        for numbers, layout, raw in stacked(self.blocks):
+            places = np.stack([of[i] for i in numbers])
+            for dtype, size, members in layout.alike:
+                begins = layout.begins[members].tolist()
+                bits = np.concatenate([raw[:, begin:begin + size] for begin in begins])
+                yield places[:, members].T.reshape(-1), bits.view(STORAGE[dtype]), dtype
 
     def facts(self) -> Facts:
         """What the index says of each but for its digest."""
@@ -139,21 +148,11 @@ class Pending:
             elif counts[at] > 1 and entry.tensor:
                 made[begins[at]:end] = row_hashes(entry.tensor.bits)
         for places, block in self.placed_blocks():
-            _put_rows(made, begins[places], block)
+            for at, member in zip(places, block.layout.members):
+                if counts[at] > 1:
+                    made[begins[at]:begins[at] + counts[at]] = \
+                        row_hashes(elements_in(block.raw, member).bits)
         return counts, made
-
-
-def _put_rows(made: NDArray[np.uint64], begins: NDArray[np.int64], block: Block) -> None:
-    """The hash of each row of the tensors that have several."""
-    first = 0
-    for part in block.parts:
-        end, rows = first + len(part), block.layout.rows[first:first + len(part)]
-        for count in set(rows.tolist()) - {0, 1}:
-            some = np.flatnonzero(rows == count)
-            marks = row_hashes(part[some].reshape(len(some) * count, -1))
-            made[begins[first + some][:, None] + np.arange(count)] = \
-                np.array(marks, np.uint64).reshape(len(some), count)
-        first = end
 
 
 class Facts:
@@ -175,7 +174,7 @@ class Facts:
     def put_block(self, places: NDArray[np.int64], block: Block) -> None:
         layout = block.layout
         for name, values in (("point", layout.points), ("path", objects(block.paths())),
-                             ("dtype", layout.dtype), ("axes", layout.axes),
+                             ("dtype", layout.dtypes), ("axes", layout.axes),
                              ("pass", block.number), ("layer", layout.layers)):
             self.columns[name][places] = values
         self.shapes[places] = layout.shapes

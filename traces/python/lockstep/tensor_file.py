@@ -19,7 +19,7 @@ import numpy as np
 from h5py import h5t
 from numpy.typing import NDArray
 
-from lockstep.blocks import Block, padded_to_words
+from lockstep.blocks import Block
 from lockstep.elements import STORAGE, Elements
 from lockstep.hdf5 import TYPES
 
@@ -253,13 +253,9 @@ class TensorFile:
 
     def add_block(self, block: Block, seqs: NDArray[np.int64]) -> None:
         """The same of many tensors."""
-        addresses = []
-        for part in map(padded_to_words, block.parts):
-            step = part.shape[1] * part.itemsize
-            addresses.append(self._at + step * np.arange(len(part)))
-            self._raw.append(part.data)
-            self._at += part.nbytes
-        where, outer = np.concatenate(addresses), f"pass{block.number:06d}"
+        self._raw.append(block.raw.data)
+        where, outer = self._at + block.layout.begins, f"pass{block.number:06d}"
+        self._at += block.layout.nbytes
         for inner, kind, members in block.layout.groups:
             self._put(outer, inner, kind, _Places(where[members], seqs[members]))
 

@@ -134,21 +134,20 @@ class Writer:
         self._shown += count
         return first
 
-    def show_block(self, first: int, layout: Layout, parts: Sequence[NDArray[Any]]) -> None:
+    def show_block(self, first: int, layout: Layout, raw: NDArray[np.uint8]) -> None:
         """The same of many tensors of all rows, none of them a cache or of logits: those of the
         layout, whose numbers begin with `first`."""
         check(self._passes, "tensors were shown before begin_pass: a tensor is of a pass")
         count = len(self._passes[-1].rows)
-        if layout not in self._layouts or layout.members[0].shape[0] != count or \
-                not self._seen.isdisjoint(layout.places):
-            for _, layer, point, shape in layout.members:
-                self._check_place(point, layer)
-                _check_tensor(point, layer, shape, layout.dtype, count)
+        if layout not in self._layouts or layout.rows[0] != count or \
+                not self._seen.isdisjoint(layout.seen):
+            for place, _, _, _, shape in layout.members:
+                self._check_place(place.point, place.layer)
+                _check_tensor(place.point, place.layer, shape, place.dtype, count)
             self._layouts.add(layout)
-        self._seen |= layout.places
-        if not self.dtype and layout.dtype != "int32":
-            self.dtype = layout.dtype
-        self._pending.put_block(first, Block(len(self._passes) - 1, layout, parts, self._runs,
+        self._seen |= layout.seen
+        self.dtype = self.dtype or next((name for name in layout.dtypes if name != "int32"), "")
+        self._pending.put_block(first, Block(len(self._passes) - 1, layout, raw, self._runs,
                                              self._digests_only))
 
     def row_of(self, point: str, index: int) -> Row:

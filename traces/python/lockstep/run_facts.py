@@ -1,13 +1,41 @@
-"""How a call of generate chooses its tokens, as far as a trace has to know."""
+"""What a trace has to know of a model of transformers, and of a call of generate."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from lockstep.contracts import rounding
 from lockstep.errors import check
+
+
+def rounding_of(model: nn.Module) -> dict[str, str]:
+    """Where each point of the model rounds inside, as transformers computes it."""
+    attention = getattr(model.config, "_attn_implementation", "")
+    schema = rounding("eager" if attention == "eager" else "hf")
+    if getattr(model.config, "_experts_implementation", None) in ("batched_mm", "grouped_mm"):
+        schema["mlp.combine"] = "products_rounded"
+    return schema
+
+
+def selection_of(points: Collection[str], layers: Collection[int]) -> str:
+    parts = [("points", ",".join(sorted(points))), ("layers", ",".join(map(str, sorted(layers))))]
+    return " ".join(f"{name} {text}" for name, text in parts if text)
+
+
+def facts_of(model: nn.Module) -> dict[str, str]:
+    import transformers
+    device = next(model.parameters()).device
+    facts = {"engine": "transformers", "engine_version": transformers.__version__,
+             "torch_version": str(torch.__version__), "device": str(device),
+             "model": str(getattr(model, "name_or_path", "")),
+             "attention": str(getattr(model.config, "_attn_implementation", ""))}
+    if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        facts["accumulator"] = "tf32"
+    return facts
 
 
 @dataclasses.dataclass(frozen=True)
