@@ -39,8 +39,8 @@ class Activations {
   TensorView k, k_norm, k_rope, v;  // [tokens, kv_heads, head_dim]
   TensorView attention;             // [tokens, heads, head_dim]
   TensorView branch;                // [tokens, hidden] what is added to the stream
-  // The share of a rank in `stream` or `branch`, and in expert_down, which are the sums. Empty where
-  // tensors do not stay: a share is shown before the sum takes its place.
+  // The share of a rank in `stream` or `branch`, and in expert_down, which are the sums. Empty
+  // where tensors do not stay: a share is shown before the sum takes its place.
   TensorView partial, expert_partial;
   TensorView gate, up, act;                       // [tokens, intermediate]
   TensorView router;                              // [tokens, experts]
