@@ -112,8 +112,11 @@ struct Block {
     return reinterpret_cast<bf16*>(shared + room.weights) + norm % 2 * a.hidden;
   }
 
-  // Copies the weights of norm number `norm` ahead; each thread a part.
+  // Copies the weights of norm number `norm` ahead; each thread a part. A block without units in
+  // two lists reads neither norm, so that the copy into this half from two norms ago may still be
+  // on its way: it must not end after this one.
   __device__ void fetch_norm(const bf16* weights, int norm) const {
+    cp_async_wait_group<1>();
 #pragma unroll 1
     for (int i = thread * 8; weights != nullptr && i < a.hidden; i += kThreads * 8)
       cp_async(norm_weights(norm) + i, weights + i);

@@ -23,7 +23,8 @@ Result judged_as_first(const SelftestRun& run, const SelftestPlan::Case& c, Rank
                     .ranks = &ranked,
                     .requests = c.requests,
                     .faults = c.faults,
-                    .judge = {.limits = run.limits}});
+                    .judge = {.limits = run.limits},
+                    .causes = false});
 }
 
 }  // namespace

@@ -193,7 +193,8 @@ class Runner {
                      .step = step_for(run_.checkpoint.config(), c.faults),
                      .requests = c.requests,
                      .faults = c.faults,
-                     .judge = {.limits = run_.limits}};
+                     .judge = {.limits = run_.limits},
+                     .causes = false};  // which nobody reads here
     std::unique_ptr<Oracle> oracle;
     std::optional<EffectMeter> meter;
     // Instructions compute parts of rows, which nobody stands around.

@@ -46,8 +46,7 @@ void write_error(std::string_view path) {
   constexpr std::string_view kBefore = "error: \"";
   constexpr std::string_view kAfter =
       "\" was cut by another process while it was read: fetch the file again, and leave it as it "
-      "is "
-      "until this has ended\n";
+      "is until this has ended\n";
   std::array<iovec, 3> parts;
   size_t i = 0;
   for (const std::string_view part : {kBefore, path, kAfter})
@@ -62,6 +61,10 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
   for (const Mapped* mapped = newest; mapped != nullptr; mapped = mapped->next) {
     if (at < mapped->begin || at - mapped->begin >= mapped->size) continue;
+    // Every thread that reads the file may come here at the same time. The first one speaks, the
+    // others wait until it has ended the process.
+    static constinit std::atomic<bool> spoken = false;
+    while (spoken.exchange(true)) ::pause();
     write_error(mapped->path);
     ::_exit(2);
   }

@@ -1,6 +1,6 @@
 """Clean runs in which nothing may be found, and no cause be said.
 
-clean.py LOCKSTEP MODELS [--runs 300] [--seed 1] [--which A,B] [--jobs N]
+clean.py LOCKSTEP MODELS [--runs 300] [--seed 1] [--which A,B] [--jobs N] [--seconds N]
 
 Draws a model, a dtype, requests and how they are served for each run, and prints how many runs,
 findings and causes there were. Exit status: 0 where there is neither a finding nor a cause.
@@ -60,9 +60,10 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--which", default="", help="models to draw from (all)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seconds", type=int, default=0, help="begin no run after so many")
     options = parser.parse_args()
     draw = random.Random(options.seed)
-    findings = causes = nodes = 0
+    findings = causes = nodes = runs = 0
     began = time.monotonic()
     cases = []
     for number in range(options.runs):
@@ -81,14 +82,15 @@ def main():
             return case, judged(options.binary, options.models / model, requests, more,
                                 pathlib.Path(folder, "result.json"))
 
-    for (number, model, _, more), result in table.in_order(options.jobs, work, cases):
+    for (number, model, _, more), result in table.as_done(options, work, cases):
         said = [like["says"] for place in result["points"] for like in place["looks_like"]]
         findings += len(result["findings"])
         causes += len(said)
+        runs += 1
         nodes += result["nodes"]["judged"]
         if said or result["findings"] or result["verdict"] != "clean":
             print(f"run {number}: {model} {' '.join(more)}: {result['story']} {said}", flush=True)
-    print(f"{options.runs} runs, {nodes} nodes, {findings} findings, {causes} causes said "
+    print(f"{runs} runs, {nodes} nodes, {findings} findings, {causes} causes said "
           f"({time.monotonic() - began:.0f} s)")
     return 1 if findings or causes else 0
 

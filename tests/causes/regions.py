@@ -1,7 +1,7 @@
 """What is said of bugs in ops that a trace does not show, and of right runs: nothing.
 
 regions.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32] [--ops FOLDER]
-           [--clean N] [--want SHARE] [--jobs N]
+           [--clean N] [--want SHARE] [--jobs N] [--seconds N]
 
 Each fault is seeded into a run whose trace keeps some points; what is judged from that must be
 named with the hidden op that it is in. Prints a row a run: named, beside (with another that
@@ -73,7 +73,8 @@ def judged(options, folder, model, dtype, kept, more):
     asked = [text for some in tokens for text in ("--tokens", some)]
     made = subprocess.run([options.binary, "run", "--model", str(model), "--dtype", dtype,
                            "--trace", str(trace), "--keep", "full", "--max-new", "3", "--quiet",
-                           "--points", ",".join((*ENDS, *KEPT[kept])), *asked, *more],
+                           "--threads", "1", "--points", ",".join((*ENDS, *KEPT[kept])),
+                           *asked, *more],
                           capture_output=True, text=True, check=False)
     if not trace.exists():
         return None, made.stderr.strip(), 0
@@ -111,6 +112,7 @@ def main():
     parser.add_argument("--clean", type=int, default=0, help="right runs, instead of bugs")
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seconds", type=int, default=0, help="begin no run after so many")
     options = parser.parse_args()
     cases = OPS if options.ops else FAULTS
     rights = table.OPS if options.ops else table.RIGHT
@@ -129,8 +131,8 @@ def main():
             return case, judged(options, pathlib.Path(folder), options.models / model, dtype, kept,
                                 more)
 
-    for (bug, kept, points, model, dtype), (result, why, seconds) in table.in_order(
-            options.jobs, work, cases):
+    for (bug, kept, points, model, dtype), (result, why, seconds) in table.as_done(
+            options, work, cases):
         if result is None:
             print(f"{bug:30} {kept:12} {model:13} {dtype}  --  {why[:80]}")
             continue

@@ -1,13 +1,14 @@
 """What the seeded faults, and the wrong kernels beside this file, are said to look like.
 
 table.py LOCKSTEP MODELS [--only REGEX] [--which A,B] [--dtypes bf16,fp32,fp16] [--layers 0,3]
-         [--ops FOLDER] [--want SHARE] [--jobs N]
+         [--ops FOLDER] [--want SHARE] [--jobs N] [--seconds N] [--device cuda]
 
 Prints a row a run: named, nothing said, wrong, or not seen (the run was clean). Which sentences
 count as right for a fault stands here alone: the product knows no fault by name. --layers: each run
 takes the next of them, from the beginning again after the last. --ops: instead of the faults, the
 wrong kernels that were built into that folder. Several causes that are equal on a run's input are
-printed beside each other; those pairs are listed at the end.
+printed beside each other; those pairs are listed at the end. --seconds: runs that have not begun
+by then are left out and counted; the runs are mixed, so that those made are a sample.
 """
 import argparse
 import collections
@@ -15,6 +16,7 @@ import concurrent.futures
 import itertools
 import json
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -76,7 +78,7 @@ RIGHT = {
     "bias-dropped": r"bias left out",
     "bias-twice": r"bias added twice",
     "weight-rows-shifted": r"weight \+1 row",
-    "projection-dead": r"never computed: zeros",
+    "projection-dead": r"never computed",
     "weight-layout-transposed": r"transposed",
     "one-element-off": r"one element",
     "residual-missing": r"stream dropped",
@@ -136,7 +138,7 @@ def run(binary, model, requests, dtype, more):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "result.json")
         command = [binary, "run", "--model", str(model), "--requests", str(requests), "--dtype",
-                   dtype, "--quiet", "--json", str(out), *more]
+                   dtype, "--quiet", "--threads", "1", "--json", str(out), *more]
         began = time.monotonic()
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():
@@ -144,10 +146,25 @@ def run(binary, model, requests, dtype, more):
         return json.loads(out.read_text()), ran.returncode, time.monotonic() - began
 
 
-def in_order(jobs, work, items):
-    """What work makes of each item, several at a time, as they stand."""
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(work, items)
+def as_done(options, work, items):
+    """What work makes of each item, options.jobs at a time, as soon as it is done. With
+    options.seconds the items are mixed, and those not begun by then left out."""
+    until = time.monotonic() + options.seconds if options.seconds else float("inf")
+    if options.seconds:
+        random.Random(1).shuffle(items)
+
+    def one(item):
+        return work(item) if time.monotonic() < until else None
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        done = concurrent.futures.as_completed([pool.submit(one, item) for item in items])
+        made = 0
+        for result in (future.result() for future in done):
+            if result is not None:
+                made += 1
+                yield result
+    if made < len(items):
+        print(f"{len(items) - made} of {len(items)} left out after {options.seconds} seconds")
 
 
 def sentences(result):
@@ -181,6 +198,8 @@ def main():
     parser.add_argument("--ops", type=pathlib.Path)
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seconds", type=int, default=0, help="begin no run after so many")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     tally, pairs = {}, collections.Counter()
     layers_in_turn = itertools.cycle(int(layer) for layer in options.layers.split(","))
@@ -202,14 +221,15 @@ def main():
             layers = json.loads((path / "config.json").read_text())["num_hidden_layers"]
             fault = f"{name}@layer={min(layer, layers - 1)}"
             more = ["--ops", str(options.ops / f"{name}.so")] if options.ops else ["--fault", fault]
+            more += ["--device", options.device]
             asked = requests if (path / "tokenizer.json").exists() else tokens
             ran = run(options.binary, path, asked, dtype, more)
             if ran[0] is None and "layer" in str(ran[1]):
-                ran = run(options.binary, path, asked, dtype, ["--fault", name])
+                ran = run(options.binary, path, asked, dtype,
+                          ["--fault", name, "--device", options.device])
             return case, ran
 
-        for (name, model, dtype, _), (result, status, seconds) in in_order(options.jobs, judged,
-                                                                           cases):
+        for (name, model, dtype, _), (result, status, seconds) in as_done(options, judged, cases):
             if result is None:
                 print(f"{name:36} {model:18} {dtype}  --  {status}"[:160])
                 continue

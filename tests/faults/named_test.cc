@@ -29,7 +29,8 @@ Result run_with(const Checkpoint& checkpoint, DType dtype, std::vector<Request> 
                  .reference = open_reference(),
                  .engine = {.dtype = dtype, .page_size = page_size, .page_order_seed = 3},
                  .requests = std::move(requests),
-                 .faults = faults});
+                 .faults = faults,
+                 .causes = false});
 }
 
 struct Case {

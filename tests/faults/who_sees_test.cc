@@ -139,7 +139,8 @@ Result judged_by_reference(const Checkpoint& checkpoint, const Scene& scene,
                     .engine = scene.engine,
                     .requests = scene.requests,
                     .faults = faults_of(fault),
-                    .audit = false});
+                    .audit = false,
+                    .causes = false});
 }
 
 Seeded seeded_with(const std::string& fault, const Checkpoint& checkpoint, const Scene& scene) {

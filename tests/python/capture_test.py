@@ -235,6 +235,23 @@ class Wrong(Captured):
         model.model.layers[1].mlp.act_fn = act
         self.assertEqual(lockstep.judge(path, QWEN25).first.place, "layer 1 mlp.act")
 
+    def test_what_a_hook_makes_of_a_result_is_what_the_next_op_reads(self):
+        """Hooks of the user's, from before the block and from within, are part of the module."""
+        model = load(QWEN3)
+        layers = model.model.layers
+
+        def twice(_module, _args, made):
+            return 2 * made
+
+        @torch.no_grad()
+        def run(model):
+            with layers[3].mlp.down_proj.register_forward_hook(twice):
+                return model(tokens(6, 1, 4096)).logits
+
+        with layers[1].self_attn.o_proj.register_forward_hook(twice):
+            verdict = lockstep.judge(self.captured(model, run), QWEN3)
+        self.assertEqual({finding.place for finding in verdict.findings},
+                         {"layer 1 attn.o", "layer 3 mlp.down"}, verdict)
 
     def test_a_square_weight_that_was_read_transposed_is_said_to_be(self):
         """x W^T has the shape of x W where W is square: no engine notices, and the finding says."""
@@ -259,7 +276,7 @@ class PutBack(Captured):
         modeling = modeling_of(model.model)
         hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
         return (modeling.apply_rotary_pos_emb, modeling.ALL_ATTENTION_FUNCTIONS, hooks,
-                set(vars(model)))
+                [set(vars(module)) for module in model.modules()])
 
     def test_after_the_block_and_after_an_exception(self):
         model = load(QWEN3)
@@ -287,6 +304,12 @@ class PutBack(Captured):
             self.refused("beams", generated(ids, num_beams=2), model)
             self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
             generated(ids, 1)(model)
+        layer = model.model.layers[2].mlp.up_proj
+        layer.compile(backend="eager")
+        try:
+            self.refused("is compiled", lockstep.capture(model, path).__enter__)
+        finally:
+            del layer._compiled_call_impl
         self.refused("is no configuration", lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
         self.refused("is no point", lambda: lockstep.capture(model, path, points=("mlp.upp",))
                      .__enter__())

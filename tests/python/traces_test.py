@@ -388,7 +388,7 @@ class TensorsByHand(InFolder):
             tensor = elements.Elements(
                 np.arange(len(want) % 7 * 3, dtype=stored).reshape(-1, 3), dtype)
             path = f"/tensors/pass{number:06d}/layer{layer:03d}/point{point}"
-            file.add([(path, tensor, len(want))])
+            file.add(path, tensor, len(want))
             want[path] = tensor
         begin = file.finish(lambda name: f"axes of {name}")
         self.assertEqual(begin, 608 + sum(-(-tensor.nbytes // 8) * 8 for tensor in want.values()))

@@ -1,7 +1,6 @@
 """K and V as attention reads them: hashed a position, each once, and kept where they are wrong."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,27 +13,42 @@ from lockstep.digest import row_hashes, xxh3
 from lockstep.elements import Elements, from_torch
 
 
-@dataclasses.dataclass
 class LayerCache:
     """What attention read last of a layer: the bits, and the hash of each position."""
 
-    keys: Tensor                  # integers [batch, kv head, column, dim]
-    values: Tensor
-    hashes: NDArray[np.uint64]    # [batch, column], of K, then V
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self._room = [keys.clone(), values.clone()]  # [batch, kv head, column, dim], with more
+        self.columns = keys.shape[2]
+        self.hashes: NDArray[np.uint64] = np.zeros((keys.shape[0], 0), np.uint64)
 
-    @property
-    def columns(self) -> int:
-        return int(self.hashes.shape[1])
+    def halves(self, columns: int) -> list[Tensor]:
+        """K and V of the first columns. Nobody changes them any more."""
+        return [room.narrow(2, 0, columns) for room in self._room]
 
-    def is_prefix_of(self, keys: Tensor, values: Tensor) -> bool:
-        """Whether these are the same positions with the same bits, and perhaps more behind them."""
-        end = self.columns
-        return end <= keys.shape[2] and torch.equal(keys.narrow(2, 0, end), self.keys) and \
-            torch.equal(values.narrow(2, 0, end), self.values)
+    def take(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether these are the same positions with the same bits, and perhaps more behind them,
+        which are copied then."""
+        end, columns = self.columns, keys.shape[2]
+        now = (keys, values)
+        if columns < end or not all(torch.equal(bits_of(half.narrow(2, 0, end)), bits_of(before))
+                                    for half, before in zip(now, self.halves(end))):
+            return False
+        for i, half in enumerate(now):
+            if columns > self._room[i].shape[2]:
+                grown = half.new_empty((*half.shape[:2], columns + columns // 2, half.shape[3]))
+                grown.narrow(2, 0, end).copy_(self._room[i].narrow(2, 0, end))
+                self._room[i] = grown
+            if columns > end:
+                self._room[i].narrow(2, end, columns - end).copy_(half.narrow(2, end,
+                                                                             columns - end))
+        self.columns = columns
+        return True
 
 
 def bits_of(tensor: Tensor) -> Tensor:
     """The same memory as integers, which compare as bits: 0 is not -0, and NaN is itself."""
+    if tensor.shape[-1] * tensor.element_size() % 8 == 0:
+        return tensor.view(torch.int64)
     return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
 
 
@@ -43,13 +57,14 @@ def joined(keys: Tensor, values: Tensor) -> Elements:
     return from_torch(torch.stack((keys, values)).permute(2, 0, 1, 3))
 
 
-def _hashes_of(keys: Tensor, values: Tensor, begin: int) -> NDArray[np.uint64]:
+def _hashes_of(halves: Sequence[Tensor], begin: int) -> NDArray[np.uint64]:
     """Of [batch, kv head, column, dim], the hash of K, then V, of each position from `begin` on."""
-    batch, heads, columns, dim = keys.shape
-    rows = np.stack([half.narrow(2, begin, columns - begin).cpu().numpy().swapaxes(1, 2)
-                     for half in (keys, values)], 2)
-    marks = row_hashes(np.ascontiguousarray(rows).reshape(-1, 2, heads, dim))
-    return np.array(marks, np.uint64).reshape(batch, columns - begin)
+    batch, _, columns, _ = halves[0].shape
+    count = columns - begin
+    rows = np.concatenate([half.narrow(2, begin, count).cpu().numpy().swapaxes(1, 2)
+                           .reshape(batch, count, -1) for half in map(bits_of, halves)], 2)
+    marks = row_hashes(rows.reshape(batch * count, -1))
+    return np.array(marks, np.uint64).reshape(batch, count)
 
 
 class CacheHashes:
@@ -74,17 +89,23 @@ class CacheHashes:
                 room = self._written[layer, request] = grown
             room[position] = mark
 
-    def read(self, session: Any, layer: int, keys: Tensor, values: Tensor) -> NDArray[np.uint64]:
-        """The hash of each position that a pass reads: [batch, column]. They are kept: nobody may
-        change them any more."""
-        k, v = bits_of(keys), bits_of(values)
-        before = self._layers.get((session, layer))
-        if before is not None and before.is_prefix_of(k, v):
-            hashes = np.concatenate([before.hashes, _hashes_of(k, v, before.columns)], axis=1)
-        else:
-            hashes = _hashes_of(k, v, 0)
-        self._layers[session, layer] = LayerCache(k, v, hashes)
-        return hashes
+    def take(self, session: Any, layer: int, keys: Tensor, values: Tensor) -> list[Tensor]:
+        """Copies of what a pass reads, K and V [batch, kv head, column, dim]: where they begin as
+        they were, what follows is all that is copied."""
+        keys, values = keys.detach(), values.detach()
+        kept = self._layers.get((session, layer))
+        if kept is None or not kept.take(keys, values):
+            kept = self._layers[session, layer] = LayerCache(keys, values)
+        return kept.halves(kept.columns)
+
+    def read(self, session: Any, layer: int) -> NDArray[np.uint64]:
+        """The hash of each position of what was taken last: [batch, column]."""
+        kept = self._layers[session, layer]
+        begin = kept.hashes.shape[1]
+        if begin < kept.columns:
+            kept.hashes = np.concatenate(
+                [kept.hashes, _hashes_of(kept.halves(kept.columns), begin)], axis=1)
+        return kept.hashes
 
     def written(self, layer: int, request: int, count: int) -> NDArray[np.uint64]:
         """The hash of what passes wrote last for the first `count` positions."""

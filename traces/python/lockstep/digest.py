@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,34 +59,35 @@ class Digests:
         self.columns["xxh3"][at] = xxh3(hashes.astype("<u8").tobytes())
 
     def put(self, places: Sequence[int], tensors: Sequence[Elements]) -> None:
-        """Tensors, each once. Those of one size are looked at together: a call costs more than a
-        small tensor.
-        """
-        one, columns = xxhash.xxh3_64_intdigest, self.columns
-        where = np.array(places, np.int64)
-        columns["xxh3"][where] = np.array([one(bits.data) for bits, _ in tensors], np.uint64)
-        columns["n"][where] = [bits.size for bits, _ in tensors]
-        alike: dict[tuple[str, int], tuple[list[int], list[NDArray[Any]]]] = {}
-        for at, (bits, dtype) in zip(places, tensors):
-            size = bits.size
-            if size <= BLOCK:
-                if size:
-                    owners, members = alike.setdefault((dtype, size), ([], []))
-                    owners.append(at)
-                    members.append(bits.reshape(-1))
-            elif bits.itemsize == 2:
-                self._put_patterns(at, bits.reshape(-1), dtype)
-            else:
-                self._put_blocks(at, bits.reshape(-1), dtype)
-        for (dtype, size), (owners, members) in alike.items():
-            count = max(1, BLOCK // size)
-            for i in range(0, len(members), count):
-                together = np.concatenate(members[i:i + count]).reshape(-1, size)
-                parts, exponents = _parts_of(together, dtype)
-                self._set(owners[i:i + count], parts, exponents)
-        self._set_rms(where)
+        """Tensors, each once."""
+        self.put_parts([(np.array([at]), bits.reshape(1, -1), dtype)
+                        for at, (bits, dtype) in zip(places, tensors)])
 
-    def _set(self, places: Sequence[int], parts: Parts, exponents: NDArray[np.int64]) -> None:
+    def put_parts(self, parts: Sequence[tuple[NDArray[np.int64], NDArray[Any], str]]) -> None:
+        """Places, bits [tensor, element] and dtype of tensors, each once. Those of one size are
+        looked at together: a call costs more than a small tensor.
+        """
+        alike: dict[tuple[str, int], list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
+        for where, bits, dtype in parts:
+            size = bits.shape[1]
+            self.columns["xxh3"][where] = row_hashes(bits)
+            self.columns["n"][where] = size
+            if 0 < size <= BLOCK:
+                count = BLOCK // size
+                alike.setdefault((dtype, size), []).extend(
+                    (where[i:i + count], bits[i:i + count]) for i in range(0, len(bits), count))
+            elif size:
+                put = self._put_patterns if bits.itemsize == 2 else self._put_blocks
+                for at, row in zip(where, bits):
+                    put(int(at), row, dtype)
+        for (dtype, size), some in alike.items():
+            for few in _as_many_as(BLOCK // size, some):
+                self._set(np.concatenate([where for where, _ in few]),
+                          *_parts_of(np.concatenate([bits for _, bits in few]), dtype))
+        self._set_rms(np.concatenate([where for where, _, _ in parts]) if parts else
+                      np.zeros(0, np.int64))
+
+    def _set(self, places: NDArray[np.int64], parts: Parts, exponents: NDArray[np.int64]) -> None:
         for name, column in parts.items():
             self.columns[name][places] = column
         self.exponents[places] = exponents
@@ -150,6 +151,21 @@ class Digests:
             self.columns[name][at] = value
 
 
+def _as_many_as(count: int, parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]]
+                ) -> Iterator[list[tuple[NDArray[np.int64], NDArray[Any]]]]:
+    """Parts in lists of so many tensors at most."""
+    some: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
+    size = 0
+    for part in parts:
+        if some and size + len(part[0]) > count:
+            yield some
+            some, size = [], 0
+        some.append(part)
+        size += len(part[0])
+    if some:
+        yield some
+
+
 def _first_of(raw: NDArray[np.uint16], pattern: int) -> int:
     """The first element that has this pattern, with either sign."""
     for at in range(0, len(raw), BLOCK):
@@ -181,15 +197,27 @@ def _parts_of(bits: NDArray[Any], dtype: str) -> tuple[Parts, NDArray[np.int64]]
         "max": (values if bad is None else np.where(bad, -np.inf, values)).max(axis=1),
         "mean": wide.sum(axis=1) / np.maximum(length - exponents[:, -1], 1),
         "sum_squares": np.einsum("ij,ij->i", wide, wide), "sum_abs": np.abs(wide).sum(axis=1)}
-    wide -= parts["mean"][:, None]
     if bad is not None:
-        wide[bad] = 0.0
         none = exponents[:, -1] == length
         for name in ("absmax", "min", "max"):
             parts[name][none] = 0
         parts["absmax_at"][none] = -1
-    parts["m2"] = np.einsum("ij,ij->i", wide, wide)
+    parts["m2"] = _spread_of(wide, bad, length - exponents[:, -1], parts)
     return parts, exponents
+
+
+def _spread_of(wide: NDArray[np.float64], bad: NDArray[np.bool_] | None,
+               counts: NDArray[np.int64], parts: Parts) -> NDArray[np.float64]:
+    """The sum of squared distances from the mean, of each row."""
+    spread: NDArray[np.float64] = parts["sum_squares"] - counts * parts["mean"] ** 2
+    # Where the mean is most of the elements, the difference has lost what it is of.
+    near = np.flatnonzero(spread < 1e-3 * parts["sum_squares"])
+    if len(near):
+        rest = wide[near] - parts["mean"][near, None]
+        if bad is not None:
+            rest[bad[near]] = 0.0
+        spread[near] = np.einsum("ij,ij->i", rest, rest)
+    return spread
 
 
 def _exponents_of(values: NDArray[np.float32]) -> NDArray[np.int64]:

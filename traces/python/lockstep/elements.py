@@ -1,7 +1,6 @@
 """Elements as numpy holds them. numpy has no bf16: its 16 bits are uint16 here, its values fp32."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,30 +73,6 @@ def view_of_torch(tensor: Any) -> tuple[NDArray[Any], str]:
     if integers is not None:
         return tensor.view(integers).numpy(), name
     return tensor.numpy().astype(STORAGE[name], copy=False), name
-
-
-SMALL = 1 << 16  # elements: what is copied sooner than converted
-
-
-def elements_of_many(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Elements]:
-    """Each of these contiguous torch tensors in such a shape; small ones are converted as one."""
-    import torch
-    alike: dict[Any, list[int]] = {}
-    found: list[Any] = [None] * len(tensors)
-    for i, tensor in enumerate(tensors):
-        if tensor.numel() < SMALL:
-            alike.setdefault((tensor.dtype, tensor.device), []).append(i)
-        else:
-            bits, name = view_of_torch(tensor)
-            found[i] = Elements(bits.reshape(shapes[i]), name)
-    for members in alike.values():
-        flat, name = view_of_torch(torch.cat([tensors[i].view(-1) for i in members]))
-        begin = 0
-        for i in members:
-            end = begin + tensors[i].numel()
-            found[i] = Elements(flat[begin:end].reshape(shapes[i]), name)
-            begin = end
-    return found
 
 
 def from_torch(tensor: Any) -> Elements:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import inspect
 import os
@@ -16,11 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep import experts
+from lockstep.blocks import Layout, Member, parts_of
 from lockstep.caches import CacheHashes, joined
 from lockstep.contracts import rounding
-from lockstep.elements import Elements, elements_of_many
+from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.experts import ExpertRows
+from lockstep.generation import Generation, generation_of
 from lockstep.graph import FAMILIES, dimensions, read_config
 from lockstep.patches import AttentionFunctions, modeling_of, replaced
 from lockstep.sessions import Call, RequestPositions, Sessions
@@ -72,30 +73,14 @@ def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collectio
         found.end_pass()
 
 
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """A call of generate: where its own tokens begin, and how it chooses them."""
-
-    prompt_columns: int
-    likeliest: bool        # greedy, and nothing changes the logits before
-    ends: frozenset[int]   # tokens after which a sequence is computed on as padding alone
-
-
 class Seen(NamedTuple):
     """A copy of a tensor of the pass, until there are enough of them to be converted together."""
 
     layer: int
     point: str
-    tensor: Tensor                 # of a cache: K
-    rows: Sequence[int] | None     # the shape of a row; None: its rows are those that are recorded
-    values: Tensor | None = None   # of a cache: V
-
-
-def _copy_of(tensor: Tensor) -> Tensor:
-    """In memory of its own, contiguous: the model may put something else into the tensor's."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    return tensor.clone(memory_format=CONTIGUOUS)
+    row: tuple[int, ...]   # the shape of a row
+    tensor: Tensor         # of a cache: K
+    values: Tensor | None = None  # of a cache: V
 
 
 class Capture:
@@ -133,7 +118,9 @@ class Capture:
         self._layer = -1                        # whose attention is computed
         self._queue: list[Seen] = []            # what was seen and is not shown to the writer yet
         self._queued = 0                        # bytes of it
-        self._written: dict[str, Elements] = {}  # what a layer is to put into the cache
+        # What layers are to put into the cache, by layer and point.
+        self._written: dict[tuple[int, str], Elements] = {}
+        self._layouts: dict[Any, Layout] = {}  # of what passes showed so far
 
     # Passes.
 
@@ -204,7 +191,7 @@ class Capture:
         @functools.wraps(inner)
         def generate(*args: Any, **kwargs: Any) -> Any:
             self.end_pass()
-            self._generation = _generation_of(self.model, args, kwargs)
+            self._generation = generation_of(self.model, args, kwargs)
             try:
                 made = inner(*args, **kwargs)
                 self.end_pass(getattr(made, "sequences", made).detach().cpu().numpy())
@@ -229,31 +216,63 @@ class Capture:
             return
         if tensor.requires_grad:
             tensor = tensor.detach()
-        copy = tensor.clone(memory_format=CONTIGUOUS)
-        self._queue.append(Seen(layer, point, copy, shape or copy.shape[2:]))
+        copy = tensor.clone(memory_format=CONTIGUOUS)  # the model may write into the tensor's own
+        self._queue.append(Seen(layer, point, shape or tuple(copy.shape[2:]), copy))
         self._queued += copy.nbytes
         if self._queued >= QUEUE_BYTES:
             self._show_queue()
 
     def _show_queue(self) -> None:
-        """What the pass has so far, in its order. Many small tensors are converted as one."""
+        """What the pass has so far, in its order. Many tensors are converted as one."""
         queue, self._queue, self._queued = self._queue, [], 0
-        batch, show = self._keep.size, self.writer.show_elements
-        known = iter(elements_of_many(
-            [seen.tensor for seen in queue if seen.values is None],
-            [seen.tensor.shape if seen.rows is None else (batch, *seen.rows) for seen in queue
-             if seen.values is None]))
-        for layer, point, k, rows, v in queue:
-            if v is not None:
-                self._show_cache(layer, k, v)
-                continue
-            elements = next(known)
-            if rows is not None and not self._all:
-                elements = Elements(elements.bits[self._keep], elements.dtype)
+        if not queue:
+            return
+        first = self.writer.numbers(len(queue))
+        alike: dict[Any, list[tuple[int, Seen]]] = {}
+        for at, seen in enumerate(queue):
+            if seen.values is None and seen.point != "logits":
+                alike.setdefault((seen.tensor.dtype, seen.tensor.device), []).append((at, seen))
+        for same in alike.values():
+            self._show_alike(first, same)
+        for at, (layer, point, _, tensor, values) in enumerate(queue, first):
+            if values is not None:
+                self._show_cache(at, layer, tensor, values)
+            elif point == "logits":
+                self.writer.show_elements(point, layer, elements_of(tensor), at)
+        self.writer.write_many()
+
+    def _show_alike(self, first: int, same: Sequence[tuple[int, Seen]]) -> None:
+        """Tensors of one dtype and device."""
+        if not self._everything:
+            for _, seen in same:
+                if not self._wants(seen.layer, seen.point):  # of a cache that is wanted
+                    parts, name = parts_of([seen.tensor])
+                    self._written[seen.layer, seen.point] = Elements(
+                        self._recorded(parts[0]).reshape(-1, *seen.row), name)
+            same = [(at, seen) for at, seen in same if self._wants(seen.layer, seen.point)]
+            if not same:
+                return
+        # Smaller ones first; what a step of decode has of it is found again.
+        order = sorted(range(len(same)), key=lambda i: same[i][1].tensor.numel())
+        parts, name = parts_of([same[i][1].tensor for i in order])
+        kept = len(self._call.token) if self._call is not None else 0
+        key = (name, kept, tuple([(same[i][0], *same[i][1][:3]) for i in order]))
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(
+                [Member(at, layer, point, (kept, *row)) for at, layer, point, row in key[2]], name)
+        parts = [self._recorded(part) for part in parts]
+        for layer, point in layout.number_of:
             if point in WRITTEN:
-                self._written[point] = elements
-            if self._everything or self._wants(layer, point):
-                show(point, layer, elements)
+                self._written[layer, point] = Elements(layout.bits(parts, layer, point), name)
+        self.writer.show_block(first, layout, parts)
+
+    def _recorded(self, part: NDArray[Any]) -> NDArray[Any]:
+        """Of [tensor, element], in each tensor the rows that are recorded."""
+        if self._all:
+            return part
+        rows = part.reshape(len(part), self._keep.size, -1)[:, self._keep]
+        return np.ascontiguousarray(rows).reshape(len(part), -1)
 
     def _rope(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
@@ -272,24 +291,23 @@ class Capture:
             call, layer = self._call, self._layer
             if call is not None and layer >= 0 and self._wants(layer, "attn.kv"):
                 end = call.session.columns    # a static cache has room for more
-                self._queue.append(Seen(layer, "attn.kv", _copy_of(k[:, :, :end]), None,
-                                        _copy_of(v[:, :, :end])))
-                self._queued += 2 * self._queue[-1].tensor.nbytes
+                self._queue.append(Seen(layer, "attn.kv", (), *self._caches.take(
+                    call.session, layer, k[:, :, :end], v[:, :, :end])))
             made = inner(module, q, k, v, *args, **kwargs)
             if layer >= 0:
                 self.show(layer, "attn.out", made[0], self.heads, self.dim)
             return made
         return look
 
-    def _show_cache(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """K and V as attention reads them: [batch, kv head, column, dim]."""
+    def _show_cache(self, at: int, layer: int, k: Tensor, v: Tensor) -> None:
+        """K and V as attention reads them: [batch, kv head, column, dim]. at: their number."""
         call = self._call
         assert call is not None
         session, caches = call.session, self._caches
-        caches.write(layer, call.request, call.position, self._written["attn.k_rope"],
-                     self._written["attn.v"])
+        caches.write(layer, call.request, call.position, self._written[layer, "attn.k_rope"],
+                     self._written[layer, "attn.v"])
         begin = session.columns - k.shape[2]  # a sliding one has let go of the first
-        hashes = caches.read(session, layer, k, v)
+        hashes = caches.read(session, layer)
         for b, request in dict.fromkeys(zip(call.batch, call.request)):
             own, columns = hashes[b], session.owner[b] == request
             kept, first = columns[begin:], 0
@@ -300,10 +318,10 @@ class Capture:
                 # What a sliding cache has let go of is hidden by the window: it is as it was.
                 first, own = 0, written
             else:
-                at = torch.from_numpy(kept.copy()).to(k.device)
-                tensor = joined(k[b][:, at], v[b][:, at])
+                some = torch.from_numpy(kept.copy()).to(k.device)
+                tensor = joined(k[b][:, some], v[b][:, some])
             self.writer.show_cache_hashes(layer, request, own, (self.kv_heads, self.dim),
-                                          NAMES[k.dtype], tensor, first)
+                                          NAMES[k.dtype], tensor, first, at)
 
     def _show_logits(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
         """Of each row, or of the last rows of each sequence."""
@@ -318,7 +336,7 @@ class Capture:
         self.writer.logits_of(self._logit_rows)
         self._likeliest = torch.argmax(rows.float(), dim=-1).to(torch.int32).cpu().numpy()
         if self._wants(-1, "logits"):
-            self._queue.append(Seen(-1, "logits", rows, None))
+            self._queue.append(Seen(-1, "logits", (), rows))
 
     # Hooks.
 
@@ -329,6 +347,10 @@ class Capture:
         with contextlib.ExitStack() as stack:
             for handle in self._hooks():
                 stack.callback(handle.remove)
+            for module, look in self._calls():
+                check(getattr(module, "_compiled_call_impl", None) is None, "a module of the model "
+                      "is compiled, which leaves nothing to see: capture it as it was before")
+                stack.enter_context(replaced(module, "_call_impl", look(module._call_impl)))
             for owner, name, value in (
                     (modeling, "apply_rotary_pos_emb", self._rope(modeling.apply_rotary_pos_emb)),
                     (modeling, "ALL_ATTENTION_FUNCTIONS",
@@ -347,44 +369,61 @@ class Capture:
         yield base.register_forward_pre_hook(self.begin_pass, with_kwargs=True)
         yield base.register_forward_hook(lambda _module, _args, made: self._sessions.leave(
             getattr(made, "past_key_values", None)))
-        yield self._after(base.embed_tokens, -1, "embed")
-        for i, layer in enumerate(base.layers):
-            yield from self._layer_hooks(i, layer)
-        yield self._after(base.norm, -1, "final.norm")
         if getattr(self.model, "lm_head", None) is not None:
             yield self.model.lm_head.register_forward_hook(self._show_logits)
+        for i, layer in enumerate(base.layers):
+            if hasattr(layer.mlp, "experts"):
+                yield from self._expert_hooks(i, layer.mlp)
 
-    def _layer_hooks(self, i: int, layer: nn.Module) -> Iterator[Any]:
-        attn = layer.self_attn
-        yield attn.register_forward_pre_hook(lambda *_: setattr(self, "_layer", i))
-        yield attn.register_forward_hook(lambda *_: setattr(self, "_layer", -1))
-        yield self._after(layer.input_layernorm, i, "attn.norm")
-        yield self._after(attn.q_proj, i, "attn.q", self.heads, self.dim)
-        yield self._after(attn.k_proj, i, "attn.k", self.kv_heads, self.dim)
-        yield self._after(attn.v_proj, i, "attn.v", self.kv_heads, self.dim)
-        if hasattr(attn, "q_norm"):
-            yield self._after(attn.q_norm, i, "attn.q_norm")
-            yield self._after(attn.k_norm, i, "attn.k_norm")
-        yield self._after(attn.o_proj, i, "attn.o")
-        yield self._before(layer.post_attention_layernorm, i, "attn.residual")
-        yield self._after(layer.post_attention_layernorm, i, "mlp.norm")
-        mlp = layer.mlp
-        yield from self._expert_hooks(i, mlp) if hasattr(mlp, "experts") else (
-            self._after(mlp.gate_proj, i, "mlp.gate"), self._after(mlp.up_proj, i, "mlp.up"),
-            self._before(mlp.down_proj, i, "mlp.act"), self._after(mlp.down_proj, i, "mlp.down"))
-        yield self._after(layer, i, "mlp.residual")
+    def _calls(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """What a module is called by, hooks of its own within, and what is put around that. A hook
+        in the place of it would take three times as long, a hundred times a token."""
+        base = self.base
+        yield base.embed_tokens, self._around(-1, "embed")
+        for i, layer in enumerate(base.layers):
+            attn, mlp = layer.self_attn, layer.mlp
+            yield layer.input_layernorm, self._around(i, "attn.norm")
+            yield attn, functools.partial(self._within, i)
+            yield attn.q_proj, self._around(i, "attn.q", self.heads, self.dim)
+            yield attn.k_proj, self._around(i, "attn.k", self.kv_heads, self.dim)
+            yield attn.v_proj, self._around(i, "attn.v", self.kv_heads, self.dim)
+            if hasattr(attn, "q_norm"):
+                yield attn.q_norm, self._around(i, "attn.q_norm")
+                yield attn.k_norm, self._around(i, "attn.k_norm")
+            yield attn.o_proj, self._around(i, "attn.o")
+            yield layer.post_attention_layernorm, self._around(i, "mlp.norm", of="attn.residual")
+            if not hasattr(mlp, "experts"):
+                yield mlp.gate_proj, self._around(i, "mlp.gate")
+                yield mlp.up_proj, self._around(i, "mlp.up")
+                yield mlp.down_proj, self._around(i, "mlp.down", of="mlp.act")
+            yield layer, self._around(i, "mlp.residual")
+        yield base.norm, self._around(-1, "final.norm")
 
-    def _after(self, module: nn.Module, layer: int, point: str, *shape: int) -> Any:
-        """Records what the module returns."""
-        def look(_module: nn.Module, _args: Any, made: Tensor) -> None:
-            self.show(layer, point, made, *shape)
-        return module.register_forward_hook(look)
+    def _around(self, layer: int, point: str, *shape: int, of: str = "") -> Callable[..., Any]:
+        """Records what a module returns, and what it is given at the point `of`."""
+        show, row = self.show, shape
 
-    def _before(self, module: nn.Module, layer: int, point: str) -> Any:
-        """Records what the module is given."""
-        def look(_module: nn.Module, args: Any) -> None:
-            self.show(layer, point, args[0])
-        return module.register_forward_pre_hook(look)
+        def look(inner: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal row
+                if of:
+                    show(layer, of, args[0])
+                made = inner(*args, **kwargs)
+                row = row or tuple(made.shape[2:])
+                show(layer, point, made, *row)
+                return made
+            return call
+        return look
+
+    def _within(self, layer: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Knows whose attention is computed."""
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._layer = layer
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._layer = -1
+        return call
 
     def _expert_hooks(self, i: int, mlp: nn.Module) -> Iterator[Any]:
         stack, watched = contextlib.ExitStack(), []
@@ -426,31 +465,3 @@ def _facts_of(model: nn.Module) -> dict[str, str]:
     if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         facts["accumulator"] = "tf32"
     return facts
-
-
-# Fields of a generation config that change which token is the likeliest, with what changes none.
-PROCESSORS: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0), "bad_words_ids": (None,), "sequence_bias": (None,),
-    "min_length": (None, 0), "min_new_tokens": (None, 0), "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,), "suppress_tokens": (None,), "begin_suppress_tokens": (None,),
-    "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
-    "do_sample": (None, False), "logits_processor": (None, [])}
-
-
-def _generation_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-                   ) -> Generation:
-    config = kwargs.get("generation_config") or model.generation_config
-
-    def option(name: str) -> Any:
-        return kwargs[name] if name in kwargs else getattr(config, name, None)
-
-    check((option("num_beams") or 1) == 1 and kwargs.get("assistant_model") is None,
-          "generate was asked for beams or an assistant, whose rows change their sequence: capture "
-          "it with num_beams=1 and no assistant")
-    ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
-    ends = option("eos_token_id")
-    ends = [ends] if isinstance(ends, int) else [] if ends is None else list(ends)
-    return Generation(0 if ids is None else int(ids.shape[1]),
-                      all(option(name) in plain for name, plain in PROCESSORS.items()),
-                      frozenset(int(end) for end in ends))

@@ -3,73 +3,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import hdf5
-from lockstep.digest import COUNTS, NUMBERS, Digests, xxh3
+from lockstep.digest import COUNTS, NUMBERS, xxh3
 from lockstep.elements import Elements
 from lockstep.errors import LockstepError, kept_from_stderr, one_line
 from lockstep.graph import Node
 from lockstep.hdf5 import TEXT, Columns
+from lockstep.pending import Facts, Pending
 from lockstep.points import AXES, LOGIT_POINTS, ORDER
-from lockstep.rows import PassRows, Request, Row, Run, requests_of
+from lockstep.rows import PassRows, Request, Row, requests_of
 from lockstep.tensor_file import TensorFile
 
 KEPT_LOGITS = 8
-NO_HASHES: NDArray[np.uint64] = np.zeros(0, np.uint64)
 # Columns of the index that have not one entry a tensor.
 INDEX_PARTS = ("shape", "exponent", "exponent_count", "run_request", "run_first", "run_count",
                "row_xxh3")
 
 
-class Entry(NamedTuple):
-    """A tensor of the index. A cache has hashes, a shape and a dtype even without its tensor."""
-
-    number: int  # of its pass
-    layer: int
-    point: str
-    tensor: Elements | None
-    runs: Sequence[Run]
-    hashes: NDArray[np.uint64] = NO_HASHES
-    cache_shape: tuple[int, ...] = ()
-    cache_dtype: str = ""
-    digest_only: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.bits.shape if self.tensor else self.cache_shape
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype if self.tensor else self.cache_dtype
-
-    @property
-    def path(self) -> str:
-        """Where it lies in the file; "": its digest alone is kept."""
-        if self.tensor is None or self.digest_only:
-            return ""
-        path = _folder_of(self.number, self.layer) + self.point
-        return f"{path}.request{self.runs[0][0]:06d}" if self.point == "attn.kv" else path
-
-
-@functools.lru_cache(maxsize=1024)
-def _folder_of(number: int, layer: int) -> str:
-    part = "model" if layer < 0 else f"layer{layer:03d}"
-    return f"/tensors/pass{number:06d}/{part}/"
-
-
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What a trace says of its run when it ends."""
 
     graph: Sequence[Node]
@@ -96,30 +59,30 @@ class Output:
         self._top: dict[int, dict[Row, tuple[NDArray[Any], NDArray[Any]]]] = {}  # by pass
         self._chosen: dict[int, dict[Row, int]] = {}
 
-    def add(self, entries: Sequence[Entry], digests: Digests,
-            hashes: Sequence[NDArray[np.uint64]], passes: Sequence[PassRows]) -> None:
-        """Writes tensors, and their rows of the index. Passes come in order. hashes: of the rows
-        of each tensor."""
-        paths, first = [entry.path for entry in entries], self._count
+    def add(self, pending: Pending, passes: Sequence[PassRows]) -> None:
+        """Writes tensors, and their rows of the index. Passes come in order."""
+        first, digests, facts = self._count, pending.digests(), pending.facts()
         with self._trouble("written"):
-            self._file.add((path, entry.tensor, seq) for seq, (path, entry)
-                           in enumerate(zip(paths, entries), first) if path and entry.tensor)
-        for entry in entries:
+            for at, entry in pending.placed_entries():
+                if entry.path and entry.tensor:
+                    self._file.add(entry.path, entry.tensor, first + at)
+            for places, block in pending.placed_blocks():
+                if not block.digest_only:
+                    self._file.add_block(block, first + places)
+            self._file.flush()
+        for entry in pending.entries:
             if entry.point in LOGIT_POINTS and entry.tensor is not None:
                 rows = passes[entry.number].with_logits()
                 if entry.point == "logits":
                     self._top[entry.number] = dict(zip(rows, _best_of(entry.tensor)))
                 else:
                     self._chosen[entry.number] = dict(zip(rows, entry.tensor.bits.tolist()))
-        self._count += len(entries)
-        numbers, layers, points = list(zip(*entries))[:3]
-        self._index.extend(digests.columns | {
-            "seq": range(first, self._count), "pass": numbers, "layer": layers, "point": points,
-            "path": paths, "dtype": [entry.dtype for entry in entries],
-            "axes": [AXES[point] for point in points]})
-        _add_index_parts(self._index, entries, digests.exponents, hashes)
+        self._count += pending.count
+        self._index.extend(digests.columns | facts.columns |
+                           {"seq": np.arange(first, self._count)})
+        _add_index_parts(self._index, facts, digests.exponents, *pending.hashes(digests))
 
-    def finish(self, facts: Facts) -> None:
+    def finish(self, facts: RunFacts) -> None:
         """Writes all that is no tensor, `complete` last, and seals the file."""
         with self._trouble("written"):
             begin = self._file.finish(_axes_of)  # tensors have hashes of their own
@@ -146,7 +109,7 @@ class Output:
             raise LockstepError(f"{self._path} cannot be {what} ({one_line(error)}): choose "
                                 "another place for the trace") from error
 
-    def _write_tables(self, file: h5py.File, facts: Facts) -> None:
+    def _write_tables(self, file: h5py.File, facts: RunFacts) -> None:
         passes = facts.passes
         top = [self._top.get(number, {}) for number in range(len(passes))]
         chosen = [self._chosen.get(number, {}) for number in range(len(passes))]
@@ -176,18 +139,18 @@ def _index_types() -> dict[str, Any]:
             "row_xxh3": "u8"}
 
 
-def _add_index_parts(index: Columns, entries: Sequence[Entry], exponents: NDArray[np.int32],
-                     hashes: Sequence[NDArray[np.uint64]]) -> None:
-    shapes = [entry.shape for entry in entries]
-    index.add_many("shape_edges", list(map(len, shapes)),
-                   {"shape": list(itertools.chain.from_iterable(shapes))})
-    rows, bins = np.nonzero(exponents)
-    index.add_many("exponent_edges", np.bincount(rows, minlength=len(entries)),
-                   {"exponent": bins, "exponent_count": exponents[rows, bins]})
-    runs = np.array([run for entry in entries for run in entry.runs], np.int64).reshape(-1, 3)
-    index.add_many("run_edges", [len(entry.runs) for entry in entries],
+def _add_index_parts(index: Columns, facts: Facts, exponents: NDArray[np.int32],
+                     rows: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
+    """rows: how many each tensor has, of which these are the hashes."""
+    index.add_many("shape_edges", list(map(len, facts.shapes)),
+                   {"shape": np.array(list(itertools.chain.from_iterable(facts.shapes)), np.int64)})
+    tensors, bins = np.nonzero(exponents)
+    index.add_many("exponent_edges", np.bincount(tensors, minlength=len(rows)),
+                   {"exponent": bins, "exponent_count": exponents[tensors, bins]})
+    runs = np.array(list(itertools.chain.from_iterable(facts.runs)), np.int64).reshape(-1, 3)
+    index.add_many("run_edges", list(map(len, facts.runs)),
                    dict(zip(("run_request", "run_first", "run_count"), runs.T)))
-    index.add_many("row_xxh3_edges", list(map(len, hashes)), {"row_xxh3": np.concatenate(hashes)})
+    index.add_many("row_xxh3_edges", rows, {"row_xxh3": hashes})
 
 
 def _best_of(logits: Elements) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -205,7 +168,7 @@ def _best_of(logits: Elements) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     return found
 
 
-def _write_root(file: h5py.File, facts: Facts) -> None:
+def _write_root(file: h5py.File, facts: RunFacts) -> None:
     provenance = {name: str(value) for name, value in facts.provenance.items()}
     run_id = provenance.get("run_id") or \
         f"{xxh3(json.dumps([provenance, facts.dtype], sort_keys=True).encode()):016x}"

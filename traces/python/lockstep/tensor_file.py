@@ -8,16 +8,18 @@ with the file from there. Names are those of the HDF5 File Format Specification,
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import math
 import pathlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from h5py import h5t
 from numpy.typing import NDArray
 
+from lockstep.blocks import Block, padded_to_words
 from lockstep.elements import STORAGE, Elements
 from lockstep.hdf5 import TYPES
 
@@ -27,6 +29,7 @@ LEAF, INNER = 12, 8  # half of the most entries of a symbol table node, and of a
 SUPERBLOCK_BYTES = 96
 
 Links = Sequence[tuple[str, int]]  # of a group: name and address
+Kind = tuple[tuple[str, str, tuple[int, ...]], ...]  # of a group: names, dtypes and shapes
 
 
 def _padded(raw: bytes) -> bytes:
@@ -120,23 +123,24 @@ class _Metadata:
         at = header.index(_message(0x08, layout)) + 8 + 2
         return header[:at], header[at + 16:-8]
 
-    def put_alike(self, groups: Sequence[Sequence[_Kept]], axes: Mapping[str, str]) -> list[int]:
+    def put_alike(self, kind: Kind, places: Sequence[_Places], axes: Mapping[str, str]
+                  ) -> list[int]:
         """The addresses of groups of data sets that have the same names, dtypes and shapes, as a
         layer has them in every pass of one row: they differ in places and numbers alone, so that
         one of them is made, and these words put into copies of it."""
-        first = [kept._replace(address=0, seq=0) for kept in groups[0]]
+        first = [_Kept(*parts, 0, 0) for parts in kind]
         words, header = self._words_of(first, axes)
-        begins = self._at + words.nbytes * np.arange(len(groups), dtype=np.uint64)
-        made = np.tile(words, (len(groups), 1))
+        begins = self._at + words.nbytes * np.arange(len(places), dtype=np.uint64)
+        made = np.tile(words, (len(places), 1))
         far, _ = self._words_of(first, axes, begin=1 << 40)
         made[:, far != words] += begins[:, None]
         halves = made.view("<u2")  # the place of a data set begins with none of its words
-        for field in ("address", "seq"):
+        for field, many in (("address", "addresses"), ("seq", "seqs")):
             marked, _ = self._words_of([kept._replace(**{field: i}) for i, kept in
                                         enumerate(first, 1)], axes)
             at = np.flatnonzero(marked.view("<u2") != words.view("<u2"))
-            values = np.array([[getattr(kept, field) for kept in group] for group in groups],
-                              "<u8")[:, marked.view("<u2")[at] - 1]
+            values = np.stack([getattr(some, many) for some in places]).astype("<u8")
+            values = values[:, marked.view("<u2")[at] - 1]
             halves[:, at[:, None] + np.arange(4)] = values[:, :, None].view("<u2")
         self.put(made.tobytes())
         return (begins + np.uint64(header)).tolist()
@@ -212,6 +216,13 @@ class _Kept(NamedTuple):
     seq: int
 
 
+class _Places(NamedTuple):
+    """Where the data sets of a group lie, and their numbers."""
+
+    addresses: NDArray[np.int64]
+    seqs: NDArray[np.int64]
+
+
 class TensorFile:
     """A new file whose tensors are written as they come. It is one of HDF5 when it is finished;
     until then it has their bytes alone, and its beginning is not that of a file of HDF5.
@@ -221,26 +232,44 @@ class TensorFile:
         self._file: BinaryIO = open(path, "wb", buffering=1 << 18)
         self._file.write(bytes(BASE + SUPERBLOCK_BYTES))
         self._at = SUPERBLOCK_BYTES
-        self._groups: dict[str, dict[str, list[_Kept]]] = {}  # below /tensors, and below that
+        # Below /tensors, and below that, parts as they came.
+        self._groups: dict[str, dict[str, list[tuple[Kind, _Places]]]] = {}
+        self._raw: list[Any] = []  # what is added and not handed to the disk yet
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
         self._writing: concurrent.futures.Future[None] | None = None  # what was added last
 
-    def add(self, tensors: Iterable[tuple[str, Elements, int]]) -> None:
-        """Path /tensors/GROUP/GROUP/NAME, used once, elements, and number in the index, of each.
-        They are written while the next are made ready: nobody may change them any more."""
-        at, raw = self._at, []
-        for path, tensor, seq in tensors:
-            _, _, outer, inner, name = path.split("/")
-            bits = tensor.bits
-            self._groups.setdefault(outer, {}).setdefault(inner, []).append(
-                _Kept(name, tensor.dtype, bits.shape, at, seq))
-            raw.append(bits.data)
-            at += bits.nbytes
-            if at % 8:
-                raw.append(memoryview(bytes(-at % 8)))
-                at += -at % 8
-        self._at = at
+    def add(self, path: str, tensor: Elements, seq: int) -> None:
+        """Path /tensors/GROUP/GROUP/NAME, used once, elements, which nobody may change any more,
+        and number in the index."""
+        _, _, outer, inner, name = path.split("/")
+        bits = tensor.bits
+        self._put(outer, inner, ((name, tensor.dtype, bits.shape),),
+                  _Places(np.array([self._at]), np.array([seq])))
+        self._raw.append(bits.data)
+        self._at += bits.nbytes
+        if self._at % 8:
+            self._raw.append(bytes(-self._at % 8))
+            self._at += -self._at % 8
+
+    def add_block(self, block: Block, seqs: NDArray[np.int64]) -> None:
+        """The same of many tensors."""
+        addresses = []
+        for part in map(padded_to_words, block.parts):
+            step = part.shape[1] * part.itemsize
+            addresses.append(self._at + step * np.arange(len(part)))
+            self._raw.append(part.data)
+            self._at += part.nbytes
+        where, outer = np.concatenate(addresses), f"pass{block.number:06d}"
+        for inner, kind, members in block.layout.groups:
+            self._put(outer, inner, kind, _Places(where[members], seqs[members]))
+
+    def _put(self, outer: str, inner: str, kind: Kind, places: _Places) -> None:
+        self._groups.setdefault(outer, {}).setdefault(inner, []).append((kind, places))
+
+    def flush(self) -> None:
+        """What was added is written while the next is made ready."""
         self._wait()
+        raw, self._raw = self._raw, []
         self._writing = self._writer.submit(self._file.writelines, raw)
 
     def _wait(self) -> None:
@@ -251,21 +280,21 @@ class TensorFile:
 
     def finish(self, axes_of: Callable[[str], str]) -> int:
         """Closes the file. Where that begins which is no tensor. axes_of: the axes, by name."""
+        self.flush()
         self._wait()
         rest = _Metadata(self._at)
-        members = [kept for outer in self._groups.values() for inner in outer.values()
-                   for kept in inner]
-        axes = {name: axes_of(name) for name in {kept.name for kept in members}}
-        rest.put_texts(sorted({kept.dtype for kept in members} | set(axes.values())))
-        links: dict[str, list[tuple[str, int]]] = {outer: [] for outer in self._groups}
-        alike: dict[Any, list[tuple[str, str, list[_Kept]]]] = {}
+        alike: dict[Kind, list[tuple[str, str, _Places]]] = {}
         for outer, groups in self._groups.items():
-            for inner, group in groups.items():
-                kind = tuple([kept[:3] for kept in group])
-                alike.setdefault(kind, []).append((outer, inner, group))
-        for same in alike.values():
+            for inner, parts in groups.items():
+                kind, places = _joined(parts)
+                alike.setdefault(kind, []).append((outer, inner, places))
+        axes = {name: axes_of(name) for name in {name for kind in alike for name, _, _ in kind}}
+        rest.put_texts(sorted({dtype for kind in alike for _, dtype, _ in kind} |
+                              set(axes.values())))
+        links: dict[str, list[tuple[str, int]]] = {outer: [] for outer in self._groups}
+        for kind, same in alike.items():
             for (outer, inner, _), address in zip(same, rest.put_alike(
-                    [group for *_, group in same], axes)):
+                    kind, [places for *_, places in same], axes)):
                 links[outer].append((inner, address))
         root = rest.put_symbols([("tensors", rest.put_group(
             [(outer, rest.put_group(some)) for outer, some in links.items()]))])
@@ -279,6 +308,15 @@ class TensorFile:
         """Closes the file as it is."""
         self._writer.shutdown()
         self._file.close()
+
+
+def _joined(parts: Sequence[tuple[Kind, _Places]]) -> tuple[Kind, _Places]:
+    """A group that was added in parts."""
+    if len(parts) == 1:
+        return parts[0]
+    kind = tuple(itertools.chain.from_iterable(kind for kind, _ in parts))
+    return kind, _Places(np.concatenate([places.addresses for _, places in parts]),
+                         np.concatenate([places.seqs for _, places in parts]))
 
 
 def _superblock(end: int, root: tuple[int, int, int]) -> bytes:

@@ -1,7 +1,6 @@
 """Writes a trace, as traces/README.md lays it out, from any engine."""
 from __future__ import annotations
 
-import math
 import os
 import pathlib
 import types
@@ -12,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep import tables
-from lockstep.digest import Digests, row_hashes
+from lockstep.blocks import Block, Layout
+from lockstep.digest import row_hashes
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
 from lockstep.graph import ConfigLike, Node, graph_of, read_config
+from lockstep.pending import Entry, Pending
 from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS,
                              nearest)
 from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
-from lockstep.tables import Entry
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
 Hashes = NDArray[np.uint64]
@@ -65,10 +65,11 @@ class Writer:
               "into one that is there")
         self._file = tables.Output(self._part)
         self._passes: list[PassRows] = []
-        self._pending: list[Entry] = []
-        self._pending_bytes = 0
+        self._pending = Pending()
+        self._shown = 0  # counts on with what is shown
         self._runs: list[Run] = []  # of all rows of the pass
         self._seen: set[tuple[int, str, int]] = set()  # places of the pass that were shown
+        self._layouts: set[Layout] = set()  # that were found to be right
         self._places = {(node.layer, node.point) for node in self.graph}
 
     def begin_pass(self, tokens: Sequence[int], positions: Sequence[int],
@@ -120,13 +121,35 @@ class Writer:
         # Until it is written the engine may put something else into its memory.
         self._show(point, layer, Elements(elements.bits.copy(), elements.dtype), of)
 
-    def show_elements(self, point: str, layer: int, elements: Elements) -> None:
-        """The same of all rows, in memory that nobody changes any more."""
+    def show_elements(self, point: str, layer: int, elements: Elements, at: int = -1) -> None:
+        """The same of all rows, in memory that nobody changes any more. at: its number."""
         self._check_place(point, layer)
-        if point in LOGIT_POINTS:
-            self._show(point, layer, elements, self._passes[-1].with_logits())
-        else:
-            self._show(point, layer, elements, self._passes[-1].rows)
+        run = self._passes[-1]
+        self._show(point, layer, elements,
+                   run.with_logits() if point in LOGIT_POINTS else run.rows, at)
+
+    def numbers(self, count: int) -> int:
+        """Numbers for so many tensors, which say in which order they were computed: the first."""
+        first = self._shown
+        self._shown += count
+        return first
+
+    def show_block(self, first: int, layout: Layout, parts: Sequence[NDArray[Any]]) -> None:
+        """The same of many tensors of all rows, none of them a cache or of logits: those of the
+        layout, whose numbers begin with `first`."""
+        check(self._passes, "tensors were shown before begin_pass: a tensor is of a pass")
+        count = len(self._passes[-1].rows)
+        if layout not in self._layouts or layout.members[0].shape[0] != count or \
+                not self._seen.isdisjoint(layout.places):
+            for _, layer, point, shape in layout.members:
+                self._check_place(point, layer)
+                _check_tensor(point, layer, shape, layout.dtype, count)
+            self._layouts.add(layout)
+        self._seen |= layout.places
+        if not self.dtype and layout.dtype != "int32":
+            self.dtype = layout.dtype
+        self._pending.put_block(first, Block(len(self._passes) - 1, layout, parts, self._runs,
+                                             self._digests_only))
 
     def row_of(self, point: str, index: int) -> Row:
         """The row of the pass that a tensor's row of that number is of."""
@@ -152,20 +175,20 @@ class Writer:
 
     def show_cache_hashes(self, layer: int, request: int, hashes: Sequence[int] | Hashes,
                           row: Sequence[int], dtype: str, tensor: Elements | None = None,
-                          first: int = 0) -> None:
+                          first: int = 0, at: int = -1) -> None:
         """The same for who has made the row hashes: xxh3-64 of the bytes of K, then V, of each
         position; `row` is (kv heads, dim)."""
         self._check_place("attn.kv", layer, request)
         self._keep(Entry(len(self._passes) - 1, layer, "attn.kv", tensor,
                          [(request, first, len(hashes))], np.asarray(hashes, np.uint64),
-                         (len(hashes), 2, *row), dtype))
+                         (len(hashes), 2, *row), dtype), at)
 
     def close(self) -> None:
         """Ends the trace and puts it under its name."""
         try:
             check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
             self._write_pending()
-            self._file.finish(tables.Facts(
+            self._file.finish(tables.RunFacts(
                 self.graph, self._run_dtype(), self.schema, self.provenance, self.selection,
                 self._passes, self.requests, self.sampled,
                 "digest" if self._digests_only else "full"))
@@ -204,53 +227,49 @@ class Writer:
         raise LockstepError(f"{point} of layer {layer} was shown twice in pass "
                             f"{len(self._passes) - 1}: a pass has one of each")
 
-    def _show(self, point: str, layer: int, elements: Elements, rows: Sequence[Row]) -> None:
-        shape = elements.bits.shape
-        if len(shape) != RANKS[point] or shape[0] != len(rows):
-            raise LockstepError(f"{point} of layer {layer} has the shape {list(shape)}: "
-                                f"[{AXES[point]}] of {len(rows)} rows was wanted")
-        if (elements.dtype == "int32") != (point in INTEGER_POINTS):
-            wanted = "integers" if point in INTEGER_POINTS else "floating numbers"
-            raise LockstepError(f"{point} of layer {layer} is of {elements.dtype}: {wanted} were "
-                                "wanted")
+    def _show(self, point: str, layer: int, elements: Elements, rows: Sequence[Row],
+              at: int = -1) -> None:
+        _check_tensor(point, layer, elements.bits.shape, elements.dtype, len(rows))
         whole = self._passes[-1].rows
         runs = self._runs if rows is whole else runs_of(rows)
-        self._keep(Entry(len(self._passes) - 1, layer, point, elements, runs))
+        self._keep(Entry(len(self._passes) - 1, layer, point, elements, runs), at)
 
     def _run_dtype(self) -> str:
         check(self.dtype, "the trace has no floating tensor, so that its dtype is not known: give "
               "dtype to the Writer")
         return self.dtype
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: Entry, at: int) -> None:
         if self._digests_only:
             # A cache is hashes already: its numbers would be beside them.
             entry = entry._replace(digest_only=True) if entry.point != "attn.kv" else \
                 entry._replace(tensor=None)
         if not self.dtype and entry.dtype != "int32" and entry.point not in FLOAT32_POINTS:
             self.dtype = entry.dtype
-        self._pending.append(entry)
-        if entry.tensor is not None:
-            self._pending_bytes += entry.tensor.bits.nbytes
-        if self._pending_bytes >= PENDING_BYTES or len(self._pending) >= PENDING_COUNT:
+        self._pending.put(self.numbers(1) if at < 0 else at, entry)
+        if at < 0:
+            self.write_many()
+
+    def write_many(self) -> None:
+        """Writes what was shown if it is much."""
+        if self._pending.nbytes >= PENDING_BYTES or self._pending.count >= PENDING_COUNT:
             self._write_pending()
 
     def _write_pending(self) -> None:
         """Puts what was shown into the file, with digests."""
-        entries, self._pending, self._pending_bytes = self._pending, [], 0
-        if not entries:
-            return
-        digests = Digests(len(entries))
-        marks = [entry.hashes for entry in entries]
-        known = {i: entry.tensor for i, entry in enumerate(entries)
-                 if entry.tensor and entry.point != "attn.kv"}
-        digests.put(list(known), list(known.values()))
-        for i, (bits, _) in known.items():
-            marks[i] = digests.columns["xxh3"][i:i + 1] if len(bits) == 1 else \
-                np.array(row_hashes(bits), np.uint64)
-        for i in sorted(set(range(len(entries))).difference(known)):
-            digests.put_hashes(i, marks[i], math.prod(entries[i].shape))
-        self._file.add(entries, digests, marks, self._passes)
+        pending, self._pending = self._pending, Pending()
+        if pending.count:
+            self._file.add(pending, self._passes)
+
+
+def _check_tensor(point: str, layer: int, shape: Sequence[int], dtype: str, rows: int) -> None:
+    """Raises LockstepError unless that can be the tensor of a point, of so many rows."""
+    if len(shape) != RANKS[point] or shape[0] != rows:
+        raise LockstepError(f"{point} of layer {layer} has the shape {list(shape)}: "
+                            f"[{AXES[point]}] of {rows} rows was wanted")
+    if (dtype == "int32") != (point in INTEGER_POINTS):
+        wanted = "integers" if point in INTEGER_POINTS else "floating numbers"
+        raise LockstepError(f"{point} of layer {layer} is of {dtype}: {wanted} were wanted")
 
 
 def check_point(point: str) -> None:

@@ -1,0 +1,47 @@
+"""How a call of generate chooses its tokens, as far as a trace has to know."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from lockstep.errors import check
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A call of generate: where its own tokens begin, and how it chooses them."""
+
+    prompt_columns: int
+    likeliest: bool        # greedy, and nothing changes the logits before
+    ends: frozenset[int]   # tokens after which a sequence is computed on as padding alone
+
+
+# Fields of a generation config that change which token is the likeliest, with what changes none.
+PROCESSORS: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0), "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0), "bad_words_ids": (None,), "sequence_bias": (None,),
+    "min_length": (None, 0), "min_new_tokens": (None, 0), "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,), "suppress_tokens": (None,), "begin_suppress_tokens": (None,),
+    "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0),
+    "do_sample": (None, False), "logits_processor": (None, [])}
+
+
+def generation_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+                  ) -> Generation:
+    config = kwargs.get("generation_config") or model.generation_config
+
+    def option(name: str) -> Any:
+        return kwargs[name] if name in kwargs else getattr(config, name, None)
+
+    check((option("num_beams") or 1) == 1 and kwargs.get("assistant_model") is None,
+          "generate was asked for beams or an assistant, whose rows change their sequence: capture "
+          "it with num_beams=1 and no assistant")
+    ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+    ends = option("eos_token_id")
+    ends = [ends] if isinstance(ends, int) else [] if ends is None else list(ends)
+    return Generation(0 if ids is None else int(ids.shape[1]),
+                      all(option(name) in plain for name, plain in PROCESSORS.items()),
+                      frozenset(int(end) for end in ends))
