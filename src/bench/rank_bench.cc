@@ -168,8 +168,7 @@ class RankFigures {
 std::string decode_text() { return fmt::format("decode, 1 x {}", kShort); }
 std::string prefill_text() { return fmt::format("prefill, {} tokens", kLong); }
 
-// One device gives this, by the same clock and the same requests: op by op, as ranks compute, and
-// from graphs, which ranks do not have.
+// One device gives this, by the same clock and the same requests.
 void measure_alone(const Checkpoint& checkpoint, Device device, RankSeat& seat,
                    RankFigures& figures) {
   seat.does(RankDoes::judges);  // the others wait for as long as it computes alone
@@ -193,18 +192,23 @@ std::vector<Figure> measure_rank(const std::string& shape, const Checkpoint& che
   if (seat.rank() == 0) figures.emplace(shape, checkpoint, device);
   if (figures) measure_alone(checkpoint, device, seat, *figures);
   Ranked ranked(checkpoint, seat, {.device = device});
-  EngineOptions options = engine_of_rank(options_of(device, false), seat.ranks());
-  const auto engine = ranked.engine(ops_of(device), options, {});
-  Server server(*engine, checkpoint.config(), seat);
-  const std::vector<double> prefills = server.prefills();
-  const Served plain = server.decode(), seen = server.digested();
+  EngineOptions options;
+  for (const bool graph : {false, true}) {
+    if (graph && device == Device::cpu) continue;
+    options = engine_of_rank(options_of(device, graph), seat.ranks());
+    const auto engine = ranked.engine(ops_of(device), options, {});
+    Server server(*engine, checkpoint.config(), seat);
+    const std::vector<double> prefills = graph ? std::vector<double>() : server.prefills();
+    const Served plain = server.decode(), seen = server.digested();
+    if (!figures) continue;
+    const std::string who = fmt::format("{} ranks{}", seat.ranks(), graph ? ", graphs" : "");
+    if (!graph) figures->add_times(who, seat.ranks(), prefill_text(), prefills, false);
+    figures->add_times(who, seat.ranks(), decode_text(), plain.seconds, true);
+    figures->add_digested(who, seen, plain);
+  }
   const std::vector<double> calls =
       call_seconds(ranked.seams(options).parts.exchange, checkpoint.config().hidden, device);
   if (!figures) return {};
-  const std::string who = fmt::format("{} ranks", seat.ranks());
-  figures->add_times(who, seat.ranks(), prefill_text(), prefills, false);
-  figures->add_times(who, seat.ranks(), decode_text(), plain.seconds, true);
-  figures->add_digested(who, seen, plain);
   figures->add_calls(calls);
   return figures->take();
 }

@@ -11,10 +11,10 @@
 
 namespace lockstep {
 
-// One rank's share of timing prompts and decode passes on its device, which is open: op by op, as
-// ranks compute, with nothing shown and with every point digested, and a collective by itself.
-// Rank 0 serves the same alone before, also from graphs where its device has them, and returns the
-// figures; the others return none. On a CUDA device decode passes are shares of the read roof of as
+// One rank's share of timing prompts and decode passes on its device, which is open: op by op and
+// from graphs, where its device has them, with nothing shown and with every point digested, and a
+// collective by itself. Rank 0 serves the same alone before, and returns the figures; the others
+// return none. On a CUDA device decode passes are shares of the read roof of as
 // many devices as there are ranks. Throws Error when digests change the tokens.
 std::vector<Figure> measure_rank(const std::string& shape, const Checkpoint& checkpoint,
                                  Device device, RankSeat& seat);

@@ -1,6 +1,7 @@
 // The door of the shared library for ranks on GPUs: c10d's NCCL beside its Gloo, which carries what
-// is in host memory. A call is queued: NCCL's own stream waits for the engine's, and the engine's
-// for that, so that nobody on the host waits.
+// is in host memory. A call is queued on the engine's stream, or captured in its graph, so that
+// nobody on the host waits; before LibTorch 2.8 on a stream of NCCL's own, which that one waits
+// for.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -15,6 +16,19 @@
 
 namespace lockstep {
 namespace {
+
+// Options of a call that is queued on the engine's stream itself.
+template <typename Options>
+Options on_this_stream() {
+  Options options;
+  if constexpr (requires { options.asyncOp; }) options.asyncOp = false;
+  return options;
+}
+
+// Nothing is returned of a call that was queued so.
+void join(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (work) work->wait();
+}
 
 // The ranks' group, one card each. It borrows the engine's stream, which outlives it.
 class Nccl final : public GpuCollectives {
@@ -34,14 +48,14 @@ class Nccl final : public GpuCollectives {
   void all_reduce(const TensorView& tensor) override {
     on_stream("an all-reduce", [&] {
       std::vector<at::Tensor> tensors = {numbers(tensor)};
-      group_->allreduce(tensors)->wait();
+      join(group_->allreduce(tensors, on_this_stream<c10d::AllreduceOptions>()));
     });
   }
 
   void reduce_scatter(const TensorView& parts, const TensorView& part) override {
     on_stream("a reduce-scatter", [&] {
       at::Tensor from = numbers(parts), to = numbers(part);
-      group_->_reduce_scatter_base(to, from)->wait();
+      join(group_->_reduce_scatter_base(to, from, on_this_stream<c10d::ReduceScatterOptions>()));
     });
   }
 
@@ -50,7 +64,7 @@ class Nccl final : public GpuCollectives {
       // The parts go as bytes, since nothing is added, whatever the dtype.
       at::Tensor to = on_gpu(parts, at::kByte, parts.bytes());
       at::Tensor from = on_gpu(part, at::kByte, part.bytes());
-      group_->_allgather_base(to, from)->wait();
+      join(group_->_allgather_base(to, from, on_this_stream<c10d::AllgatherOptions>()));
     });
   }
 

@@ -43,9 +43,9 @@ bool Batch::decodes() const {
   return room.tokens == room.requests && room.tokens == room.logit_rows;
 }
 
-DeviceBatch::Room decode_room(const Batch& batch) {
+DeviceBatch::Room decode_room(const Batch& batch, bool exact_rows) {
   const DeviceBatch::Room taken = DeviceBatch::room_of(batch);
-  const int64_t rows = up_to_power_of_two(taken.requests);
+  const int64_t rows = exact_rows ? taken.requests : up_to_power_of_two(taken.requests);
   return {.tokens = rows,
           .requests = rows,
           .logit_rows = rows,
@@ -56,13 +56,14 @@ DecodeGraphs::Captured::Captured(const Kind& kind, const Model& model)
     : arguments(kind.room, model.device()),
       buffers(model.config(), model.dtype(), model.device(),
               kind.observed == Observed::nothing ? Activations::Lifetime::layer
-                                                 : Activations::Lifetime::pass) {}
+                                                 : Activations::Lifetime::pass,
+              model.placement().over_ranks) {}
 
 Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
   const DigestRing* ring = probe.digests();
-  const Kind kind{decode_room(batch), ring != nullptr ? Observed::digests
-                                      : probe.on()    ? Observed::tensors
-                                                      : Observed::nothing};
+  const Kind kind{decode_room(batch, exact_rows_), ring != nullptr ? Observed::digests
+                                                   : probe.on()    ? Observed::tensors
+                                                                   : Observed::nothing};
   Captured& captured = captured_.try_emplace(kind, kind, model_).first->second;
   captured.arguments.fill(std::move(batch), tables_);
   const Batch& arguments = captured.arguments.batch();

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 // Room for a decode pass and, so that one graph serves many passes, for some more: requests and
-// width of the page tables up to the next power of two.
-DeviceBatch::Room decode_room(const Batch& batch);
+// width of the page tables up to the next power of two. exact_rows: requests as they are.
+DeviceBatch::Room decode_room(const Batch& batch, bool exact_rows);
 
 // A tensor that a model showed while it was captured; every replay writes it anew.
 struct Tap {
@@ -32,8 +32,12 @@ class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
   DecodeGraphs(Model& model, const std::vector<KvCache>& caches, RopeCache& tables,
-               const std::function<void(const Batch&)>& before_replay)
-      : model_(model), caches_(caches), tables_(tables), before_replay_(before_replay) {}
+               const std::function<void(const Batch&)>& before_replay, bool exact_rows)
+      : model_(model),
+        caches_(caches),
+        tables_(tables),
+        before_replay_(before_replay),
+        exact_rows_(exact_rows) {}
 
   // Computes a pass that decodes. The first one of each kind is computed op by op and then
   // captured. Returns what Model::forward does, padding included; `digested` is what a probe that
@@ -68,6 +72,7 @@ class DecodeGraphs {
   const std::vector<KvCache>& caches_;
   RopeCache& tables_;
   const std::function<void(const Batch&)>& before_replay_;
+  bool exact_rows_;  // as of decode_room()
   std::map<Kind, Captured> captured_;
 };
 

@@ -76,7 +76,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
               .make_executor = options.make_executor,
               .over_ranks = options.over_ranks}),
       tables_(model_.config(), options.device),
-      graphs_(model_, caches_, tables_, hooks_.before_replay),
+      graphs_(model_, caches_, tables_, hooks_.before_replay, options.exact_rows),
       pool_(options.pages, options.page_order_seed),
       scheduler_(pool_, for_scheduler(options, checkpoint.config())) {
   check(options.page_size >= 1 && options.page_size <= 256,
@@ -172,7 +172,8 @@ Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& diges
   const bool decode = batch.decodes();
   if (decode && options_.graph) return graphs_.run(std::move(batch), probe, digested);
   // Padded as its graph would be: the same bits, replayed or not.
-  const DeviceBatch::Room room = decode ? decode_room(batch) : DeviceBatch::room_of(batch);
+  const DeviceBatch::Room room =
+      decode ? decode_room(batch, options_.exact_rows) : DeviceBatch::room_of(batch);
   DeviceBatch arguments(room, options_.device);
   arguments.fill(std::move(batch), tables_);
   if (probe.digests() != nullptr)

@@ -67,9 +67,9 @@ void seed_other_rows(const Seams& seams, const FaultRequest& request) {
 
 void seed_kv_dealt(const Seams& seams, const FaultRequest& request) {
   RankPlan& cut = seams.ranks->cut;
-  check(cut.ranks > cut.whole.kv_heads,
-        "fault {} needs more ranks than the {} K/V heads: give a higher --tp", request.name,
-        cut.whole.kv_heads);
+  check(cut.ranks > cut.whole.kv_heads && cut.ranks % cut.whole.kv_heads == 0,
+        "fault {} needs more ranks than the {} K/V heads, a multiple of them: give another --tp",
+        request.name, cut.whole.kv_heads);
   cut.kv_heads.first = cut.rank % cut.whole.kv_heads;
 }
 

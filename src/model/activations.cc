@@ -20,8 +20,13 @@ int64_t bytes_of(const Shape& row, DType dtype, int64_t rows) {
 
 }  // namespace
 
-Activations::Activations(const ModelConfig& config, DType dtype, Device device, Lifetime lifetime)
-    : config_(config), dtype_(dtype), device_(device), lifetime_(lifetime) {}
+Activations::Activations(const ModelConfig& config, DType dtype, Device device, Lifetime lifetime,
+                         bool over_ranks)
+    : config_(config),
+      dtype_(dtype),
+      device_(device),
+      lifetime_(lifetime),
+      over_ranks_(over_ranks) {}
 
 int64_t Activations::copies_of(const Buffer& buffer) const {
   if (lifetime_ == Lifetime::pass)
@@ -70,9 +75,10 @@ TensorView Activations::next_half() {
       this->*held.buffer.view = held.copies[(half_ + 1) % held.copies.size()];
       continue;
     }
-    // Each half has memory of its own; the first stream is embed's.
-    const int64_t at =
-        (half_ + (held.buffer.view == &Activations::stream ? 1 : 0)) / held.buffer.halves;
+    // Each half has memory of its own; the first stream is embed's, and so is what is added to it.
+    const auto view = held.buffer.view;
+    const bool is_embed = view == &Activations::stream || view == &Activations::partial;
+    const int64_t at = (half_ + (is_embed ? 1 : 0)) / held.buffer.halves;
     if (at < std::ssize(held.copies)) this->*held.buffer.view = held.copies[at];
   }
   ++half_;
@@ -86,29 +92,34 @@ std::vector<Activations::Buffer> Activations::of_tokens() const {
   const Shape expert_inner = {c.experts.chosen, c.experts.intermediate};
   using A = Activations;
   const Shape pairs = {c.head_dim / 2};
-  return {{&A::stream, hidden, dtype_, 1},
-          {&A::rope_cos, pairs, DType::f32, 0},
-          {&A::rope_sin, pairs, DType::f32, 0},
-          {&A::norm, hidden, dtype_, 1},
-          {&A::q, heads, dtype_, 2},
-          {&A::q_norm, heads, dtype_, 2},
-          {&A::q_rope, heads, dtype_, 2},
-          {&A::k, kv, dtype_, 2},
-          {&A::k_norm, kv, dtype_, 2},
-          {&A::k_rope, kv, dtype_, 2},
-          {&A::v, kv, dtype_, 2},
-          {&A::attention, heads, dtype_, 2},
-          {&A::branch, hidden, dtype_, 1},
-          {&A::gate, inner, dtype_, 2},
-          {&A::up, inner, dtype_, 2},
-          {&A::act, inner, dtype_, 2},
-          {&A::router, {c.experts.count}, dtype_, 2},
-          {&A::experts, chosen, DType::i32, 2},
-          {&A::weights, chosen, dtype_, 2},
-          {&A::expert_gate, expert_inner, dtype_, 2},
-          {&A::expert_up, expert_inner, dtype_, 2},
-          {&A::expert_act, expert_inner, dtype_, 2},
-          {&A::expert_down, {c.experts.chosen, c.hidden}, dtype_, 2}};
+  std::vector<Buffer> buffers = {{&A::stream, hidden, dtype_, 1},
+                                 {&A::rope_cos, pairs, DType::f32, 0},
+                                 {&A::rope_sin, pairs, DType::f32, 0},
+                                 {&A::norm, hidden, dtype_, 1},
+                                 {&A::q, heads, dtype_, 2},
+                                 {&A::q_norm, heads, dtype_, 2},
+                                 {&A::q_rope, heads, dtype_, 2},
+                                 {&A::k, kv, dtype_, 2},
+                                 {&A::k_norm, kv, dtype_, 2},
+                                 {&A::k_rope, kv, dtype_, 2},
+                                 {&A::v, kv, dtype_, 2},
+                                 {&A::attention, heads, dtype_, 2},
+                                 {&A::branch, hidden, dtype_, 1},
+                                 {&A::gate, inner, dtype_, 2},
+                                 {&A::up, inner, dtype_, 2},
+                                 {&A::act, inner, dtype_, 2},
+                                 {&A::router, {c.experts.count}, dtype_, 2},
+                                 {&A::experts, chosen, DType::i32, 2},
+                                 {&A::weights, chosen, dtype_, 2},
+                                 {&A::expert_gate, expert_inner, dtype_, 2},
+                                 {&A::expert_up, expert_inner, dtype_, 2},
+                                 {&A::expert_act, expert_inner, dtype_, 2},
+                                 {&A::expert_down, {c.experts.chosen, c.hidden}, dtype_, 2}};
+  if (over_ranks_ && lifetime_ == Lifetime::pass) {
+    buffers.push_back({&A::partial, hidden, dtype_, 1});
+    buffers.push_back({&A::expert_partial, {c.experts.chosen, c.hidden}, dtype_, 2});
+  }
+  return buffers;
 }
 
 std::vector<Activations::Buffer> Activations::of_logit_rows() const {

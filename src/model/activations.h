@@ -16,8 +16,9 @@ class Activations {
   // its own, or until the next pass.
   enum class Lifetime : uint8_t { layer, pass };
 
+  // over_ranks: also of what a rank adds to a sum, where tensors stay whole until the next pass.
   Activations(const ModelConfig& config, DType dtype, Device device,
-              Lifetime lifetime = Lifetime::layer);
+              Lifetime lifetime = Lifetime::layer, bool over_ranks = false);
 
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
@@ -31,13 +32,16 @@ class Activations {
   // half begins.
   TensorView next_half();
 
-  TensorView stream;                              // [tokens, hidden] the residual stream
-  TensorView rope_cos, rope_sin;                  // [tokens, head_dim / 2]  fp32, to be shown
-  TensorView norm;                                // [tokens, hidden]
-  TensorView q, q_norm, q_rope;                   // [tokens, heads, head_dim]
-  TensorView k, k_norm, k_rope, v;                // [tokens, kv_heads, head_dim]
-  TensorView attention;                           // [tokens, heads, head_dim]
-  TensorView branch;                              // [tokens, hidden] what is added to the stream
+  TensorView stream;                // [tokens, hidden] the residual stream
+  TensorView rope_cos, rope_sin;    // [tokens, head_dim / 2]  fp32, to be shown
+  TensorView norm;                  // [tokens, hidden]
+  TensorView q, q_norm, q_rope;     // [tokens, heads, head_dim]
+  TensorView k, k_norm, k_rope, v;  // [tokens, kv_heads, head_dim]
+  TensorView attention;             // [tokens, heads, head_dim]
+  TensorView branch;                // [tokens, hidden] what is added to the stream
+  // The share of a rank in `stream` or `branch`, and in expert_down, which are the sums. Empty
+  // where tensors do not stay: a share is shown before the sum takes its place.
+  TensorView partial, expert_partial;
   TensorView gate, up, act;                       // [tokens, intermediate]
   TensorView router;                              // [tokens, experts]
   TensorView experts;                             // [tokens, chosen]  int32
@@ -70,6 +74,7 @@ class Activations {
   DType dtype_;
   Device device_;
   Lifetime lifetime_;
+  bool over_ranks_;
   int64_t half_ = 0;
   int64_t capacity_ = 0, logit_capacity_ = 0;
   std::vector<Held> storage_, logit_storage_;

@@ -16,6 +16,12 @@ Told told_of(const CollectiveCall& c) {
   return {static_cast<int64_t>(c.kind), c.point, c.layer, c.bytes, c.dtype};
 }
 
+// FNV's, of whole numbers.
+int64_t next_hash(int64_t hash, int64_t field) {
+  const uint64_t mixed = (static_cast<uint64_t>(hash) ^ static_cast<uint64_t>(field));
+  return static_cast<int64_t>(mixed * 0x100000001b3);
+}
+
 CollectiveCall call_of(std::span<const int64_t> told) {
   return {static_cast<CollectiveCall::Kind>(told[0]), told[1], told[2], told[3], told[4]};
 }
@@ -38,6 +44,9 @@ TellCall told_by(Collectives& collectives) {
 }
 
 std::string text_of(const CollectiveCall& call) {
+  if (call.kind == CollectiveCall::Kind::graph)
+    return fmt::format("a graph of {} collectives, {} bytes in all, replayed", call.point,
+                       call.bytes);
   constexpr const char* kKinds[] = {"all-reduce", "all-gather", "reduce-scatter"};
   const std::string layer = call.layer < 0 ? "" : fmt::format("layer {} ", call.layer);
   return fmt::format("the {} of {}{}, {} bytes of {}", kKinds[static_cast<size_t>(call.kind)],
@@ -59,14 +68,43 @@ void AgreedCalls::call(CollectiveCall::Kind kind, const OpContext& context,
                             .layer = context.layer,
                             .bytes = tensor.bytes(),
                             .dtype = static_cast<int64_t>(tensor.dtype)};
-  if (waits_) waits_(&mine);
-  const std::vector<CollectiveCall> all = tell_(mine);
-  for (size_t rank = 1; rank < all.size(); ++rank)
-    if (!(all[rank] == all[0])) throw RanksParted(static_cast<int>(rank), all[rank], all[0]);
+  agree(mine);
   run();
   if (waits_) waits_(nullptr);
   ++calls_;
   bytes_ += mine.bytes;
+  ++now_->calls;
+  now_->bytes += mine.bytes;
+  for (const int64_t field : told_of(mine)) now_->order = next_hash(now_->order, field);
+}
+
+void AgreedCalls::agree(const CollectiveCall& mine) {
+  if (waits_) waits_(&mine);
+  const std::vector<CollectiveCall> all = tell_(mine);
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (!(all[rank] == all[0])) throw RanksParted(static_cast<int>(rank), all[rank], all[0]);
+}
+
+void AgreedCalls::begin(int32_t pass, const DeviceBatch::Room& room) {
+  if (pass == pass_) {  // its calls were counted as they were made
+    calls_ -= now_->calls;
+    bytes_ -= now_->bytes;
+  }
+  pass_ = pass;
+  now_ = &passes_[room];
+  *now_ = {};
+}
+
+// The rank waits from here on, in the calls that the device makes, until it does something else.
+void AgreedCalls::replay(const DeviceBatch::Room& room) {
+  const OfPass& captured = passes_[room];
+  agree({.kind = CollectiveCall::Kind::graph,
+         .point = captured.calls,
+         .bytes = captured.bytes,
+         .dtype = captured.order});
+  calls_ += captured.calls;
+  bytes_ += captured.bytes;
+  ++replays_;
 }
 
 Exchange AgreedCalls::table() {

@@ -2,13 +2,16 @@
 // a watch and a seeded fault of an op find it there.
 #include "src/ranks/rank_executor.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace lockstep {
 namespace {
 
-// A view of that shape into a buffer that is made anew when it is too small. What is queued on the
-// device is done before its memory is another's (DeviceRuntime::allocate).
+// A view of that shape into a buffer that is made anew when it is too small: where passes are not
+// captured, of memory that the device has given before. What is queued is done before its memory is
+// another's (DeviceRuntime::allocate).
 TensorView room(Tensor& buffer, const Shape& shape, DType dtype, Device device) {
   const int64_t bytes = std::max<int64_t>(1, shape.count() * size_of(dtype));
   if (buffer.view().empty() || buffer.view().bytes() < bytes)
@@ -30,14 +33,51 @@ TensorView of_one_rank(const TensorView& tensor) {
   return tensor.reshaped(s.rank() == 2 ? Shape{s[0], 1, s[1]} : Shape{s[0], 1, s[1], s[2]});
 }
 
+int64_t lookup_room(int64_t tokens) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
+}
+
+// With the row of zeros in it.
+RankLookup empty_lookup(const RankParts& rank, int64_t tokens) {
+  const int64_t hidden = rank.plan.whole.hidden;
+  RankLookup lookup{.rows = Tensor({tokens}, DType::i32, rank.device),
+                    .taken = Tensor({tokens}, DType::i32, rank.device),
+                    .found = Tensor({tokens + 1, hidden}, rank.dtype, rank.device)};
+  const Tensor zeros({1, hidden}, rank.dtype);
+  std::memset(zeros.view().data, 0, zeros.view().bytes());
+  copy(lookup.found.view().slice(tokens, 1), zeros);
+  return lookup;
+}
+
 }  // namespace
+
+// Rows that pad a pass look up the first token.
+void prepare_lookup(RankParts& rank, const Batch& batch) {
+  const int64_t tokens = batch.size(), room = lookup_room(tokens);
+  auto found = rank.lookups.find(room);
+  if (found == rank.lookups.end())
+    found = rank.lookups.emplace(room, empty_lookup(rank, room)).first;
+  const Tensor rows({room}, DType::i32), taken({room}, DType::i32);
+  for (int64_t i = 0; i < room; ++i) {
+    const int64_t row = (i < tokens ? batch.tokens.as<int32_t>()[i] : 0) - rank.plan.mask_first;
+    const bool here = row >= 0 && row < rank.plan.vocab.count;
+    rows.as<int32_t>()[i] = here ? static_cast<int32_t>(row) : 0;
+    taken.as<int32_t>()[i] = static_cast<int32_t>(here ? i : room);
+  }
+  copy(found->second.rows, rows);
+  copy(found->second.taken, taken);
+}
 
 void RankExecutor::show_partial(PointName name, const TensorView& tensor) {
   show(name, of_one_rank(tensor));
 }
 
+// Where all of a pass is looked at in the end, what is added stays beside the sum.
 void RankExecutor::add_up(PointName partial, PointName sum, const TensorView& tensor) {
-  show_partial(partial, tensor);
+  const bool of_experts = tensor.shape.rank() == 3;
+  const TensorView kept = of_experts ? a_.expert_partial : a_.partial;
+  if (!kept.empty()) copy(kept, tensor);
+  show_partial(partial, kept.empty() ? tensor : kept);
   if (rank_.plan.by_rows)
     scatter(at(sum), tensor);
   else
@@ -56,8 +96,8 @@ TensorView RankExecutor::own(const TensorView& tensor) const {
 void RankExecutor::scatter(const OpContext& context, const TensorView& tensor) {
   const int64_t tokens = std::ssize(batch_.info.rows), ranks = rank_.plan.ranks;
   const int64_t each = rank_.plan.row_room(tokens), size = tensor.row_size();
-  const TensorView parts = room(rank_.parts, {ranks * each, size}, tensor.dtype, tensor.device);
-  const TensorView part = room(rank_.padded, {each, size}, tensor.dtype, tensor.device);
+  const TensorView parts = room(parts_, {ranks * each, size}, tensor.dtype, tensor.device);
+  const TensorView part = room(padded_, {each, size}, tensor.dtype, tensor.device);
   const TensorView mine = own(tensor);
   copy(parts.slice(0, tokens), tensor.slice(0, tokens).reshaped({tokens, size}));
   rank_.exchange.reduce_scatter(context, parts, part);
@@ -71,8 +111,8 @@ void RankExecutor::norm_of_stream(PointName name, const TensorView& weight) {
   if (rank_.plan.by_rows) {
     const int64_t tokens = std::ssize(batch_.info.rows), size = a_.norm.row_size();
     const int64_t ranks = rank_.plan.ranks, each = rank_.plan.row_room(tokens);
-    const TensorView part = room(rank_.padded, {each, size}, mine.dtype, mine.device);
-    const TensorView parts = room(rank_.parts, {ranks * each, size}, mine.dtype, mine.device);
+    const TensorView part = room(padded_, {each, size}, mine.dtype, mine.device);
+    const TensorView parts = room(parts_, {ranks * each, size}, mine.dtype, mine.device);
     if (mine.rows() > 0) copy(part.slice(0, mine.rows()), mine);
     rank_.exchange.all_gather(at(name), parts, part);
     copy(a_.norm.slice(0, tokens), parts.slice(0, tokens));
@@ -96,27 +136,14 @@ void RankExecutor::add_norm(PointName residual, PointName norm, int norm_layer,
   norm_of_stream(norm, weight);
 }
 
-// Tokens of other ranks' rows are looked up as the first of this one's, and their rows are zeros.
+// Tokens of other ranks' rows are looked up as the first of this one's, and zeros are taken.
 void RankExecutor::embed(const TensorView& table) {
-  const Tensor own = copy_on(Device::cpu, batch_.tokens);
-  std::vector<int64_t> elsewhere;
-  for (int64_t i = 0; i < own.view().count(); ++i) {
-    const int64_t row = own.as<int32_t>()[i] - rank_.plan.mask_first;
-    const bool here = row >= 0 && row < table.rows();
-    own.as<int32_t>()[i] = here ? static_cast<int32_t>(row) : 0;
-    if (!here) elsewhere.push_back(i);
-  }
-  const Device device = a_.stream.device;
-  const TensorView tokens = room(rank_.tokens, own.view().shape, DType::i32, device);
-  copy(tokens, own);
-  ops_.gather_rows(at("embed"), a_.stream, tokens, table);
-  const Shape row{1, a_.stream.row_size()};
-  if (rank_.zeros.view().empty()) {
-    Tensor zeros(row, a_.stream.dtype);
-    std::memset(zeros.view().data, 0, zeros.view().bytes());
-    rank_.zeros = copy_on(device, zeros);
-  }
-  for (const int64_t i : elsewhere) copy(a_.stream.slice(i, 1), rank_.zeros);
+  const int64_t tokens = a_.stream.rows();
+  const RankLookup& lookup = rank_.lookups.at(lookup_room(tokens));
+  const TensorView rows = lookup.rows.view().slice(0, tokens);
+  const TensorView taken = lookup.taken.view().slice(0, tokens);
+  ops_.gather_rows(at("embed"), lookup.found.view().slice(0, tokens), rows, table);
+  ops_.gather_rows(at("embed.partial"), a_.stream, taken, lookup.found);
   add_up("embed.partial", "embed", a_.stream);
   show_angles("rope.cos", a_.rope_cos, batch_.cos);
   show_angles("rope.sin", a_.rope_sin, batch_.sin);
@@ -161,7 +188,7 @@ Forward RankExecutor::head(const WeightView& lm_head) {
   Activations& a = a_;
   if (a.last.rows() == 0) return {a.logits, a.token};
   const int64_t rows = a.last.rows(), vocab = rank_.plan.vocab.count;
-  const TensorView own = room(rank_.partial, {rows, vocab}, a.logits.dtype, a.logits.device);
+  const TensorView own = room(logits_, {rows, vocab}, a.logits.dtype, a.logits.device);
   ops_.gather_rows(at("logits"), a.last, batch_.logit_rows, a.norm);
   ops_.matmul(at("logits"), own, a.last, lm_head, {});
   gather_logits(own);
@@ -181,11 +208,11 @@ void RankExecutor::gather_logits(const TensorView& own) {
   };
   TensorView padded = own;
   if (count != each) {
-    padded = device_room(rank_.padded, {rows, each});
+    padded = device_room(padded_, {rows, each});
     for (int64_t row = 0; row < rows; ++row)
       copy(stretch(padded, row * each, count), stretch(own, row * count, count));
   }
-  const TensorView parts = device_room(rank_.parts, {ranks, rows, each});
+  const TensorView parts = device_room(parts_, {ranks, rows, each});
   rank_.exchange.all_gather(at("logits"), parts, padded);
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t row = 0; row < rows; ++row) {

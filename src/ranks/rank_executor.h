@@ -1,22 +1,35 @@
 #pragma once
 
+#include <map>
+
 #include "src/model/piece_executor.h"
 #include "src/ranks/exchange.h"
 #include "src/ranks/rank_plan.h"
 
 namespace lockstep {
 
+// How a rank looks up the tokens of a pass, of which it has the rows of some: its row, or any, for
+// each, and which of what was found is taken, a row of zeros for those of other ranks. On the
+// device of the pass, where a graph reads it anew at each replay.
+struct RankLookup {
+  Tensor rows;   // [room]  int32
+  Tensor taken;  // [room]  int32
+  Tensor found;  // [room + 1, hidden], the last one zeros
+};
+
 // The parts of a rank that its executors need: one object for all of its passes.
 struct RankParts {
   RankPlan plan;
   Exchange exchange;
-  // Buffers on the device that grow and never shrink.
-  Tensor tokens;   // [tokens]  int32: those that the lookup answers for
-  Tensor zeros;    // a row of the stream
-  Tensor partial;  // of the logits: [logit rows, rows of the rank's part of the vocabulary]
-  Tensor padded;   // a part with as much room as the largest
-  Tensor parts;    // [ranks, that room]
+  Device device = Device::cpu;
+  DType dtype = DType::bf16;  // of the engine
+  // By its room, a power of two. None is ever moved: graphs have their addresses.
+  std::map<int64_t, RankLookup> lookups = {};
 };
+
+// Prepares the lookup of a pass, whose arguments are in host memory, before it is computed or
+// replayed.
+void prepare_lookup(RankParts& rank, const Batch& batch);
 
 // An executor of a rank: one op at a time on the rank's part of the weights, and a collective where
 // ranks add up or gather. It lives for one pass.
@@ -45,6 +58,9 @@ class RankExecutor final : public PieceExecutor {
   void gather_logits(const TensorView& own);
 
   RankParts& rank_;
+  // Buffers of this pass, or of the graph that it is captured in: a part of the logits, a part with
+  // as much room as the largest, and those of all ranks.
+  Tensor logits_, padded_, parts_;
 };
 
 }  // namespace lockstep

@@ -160,17 +160,42 @@ std::optional<InterpreterOptions> step_for(const ModelConfig& config,
 
 namespace {
 
-// A fault can be one that only some layers can have; it refuses the others itself.
-bool can_seed(const ModelConfig& config, const FaultRequest& request) {
+// How a model is served for a fault.
+struct Shared {
+  int ranks = 1;
+  bool by_rows = false;
+};
+
+// A fault can be one that only some layers, or only some numbers of ranks, can have; it refuses the
+// others itself.
+bool can_seed(const ModelConfig& config, const FaultRequest& request, const Shared& shared) {
   Ops ops = cpu_ops();
   Engine::Hooks hooks;
   try {
     std::optional<InterpreterOptions> step = step_for(config, {request});
-    seed_fault({ops, hooks, config, nullptr, nullptr, step ? &*step : nullptr}, request);
+    if (shared.ranks == 1) {
+      seed_fault({ops, hooks, config, nullptr, nullptr, step ? &*step : nullptr}, request);
+      return true;
+    }
+    RankPlan cut = plan_of(config, 1, shared.ranks);
+    cut.by_rows = shared.by_rows;
+    RankParts parts{.plan = cut};
+    EngineOptions engine;
+    const RankSeams seams{cut, parts, engine};
+    seed_fault({ops, hooks, cut.local, nullptr, &seams}, request);
   } catch (const Error&) {
     return false;
   }
   return true;
+}
+
+// The least of ranks that can have a fault; nothing: none can.
+std::optional<Shared> shared_for(const ModelConfig& config, const FaultRequest& request) {
+  constexpr Shared kNone[] = {{}}, kSome[] = {{2}, {2, true}, {3}, {4}};
+  const bool of_ranks = fault_of(request).seat == Fault::Seat::ranks;
+  for (const Shared& shared : of_ranks ? std::span<const Shared>(kSome) : kNone)
+    if (can_seed(config, request, shared)) return shared;
+  return {};
 }
 
 }  // namespace
@@ -229,9 +254,12 @@ std::vector<SelftestPlan::Case> SelftestPlan::fault_cases(DType dtype) const {
       // Sizes end at the first 0; a fault without sizes has one run.
       for (size_t i = 0; i < fault.sizes.size() && (i == 0 || fault.sizes[i] != 0); ++i) {
         const FaultRequest request{std::string(fault.name), layer, fault.sizes[i]};
-        if (!can_seed(config, request)) continue;
+        const std::optional<Shared> shared = shared_for(config, request);
+        if (!shared) continue;
         SelftestPlan::Case c = fault.one_layer ? mixed(*this, dtype) : crowded(*this, dtype);
         c.faults = {request};
+        c.ranks = shared->ranks;
+        c.by_rows = shared->by_rows;
         c.name = fmt::format("fault {} {} layer {} size {:g}", name_of(dtype), fault.name, layer,
                              fault.sizes[i]);
         cases.push_back(std::move(c));

@@ -19,12 +19,15 @@ struct SelftestPlan {
     EngineOptions engine;
     std::vector<Request> requests;
     std::vector<FaultRequest> faults;  // none: the run must come out clean
+    int ranks = 1;  // that share the model; of several, by rows of the stream too
+    bool by_rows = false;
   };
 
   const ModelConfig& config;
   std::vector<std::vector<int32_t>> prompts;  // token ids to mix in; may be empty
   bool quick = false;
   Device device = Device::cpu;  // of the engine
+  bool over_ranks = false;      // runs can be of several ranks, which are processes
 
   // Runs that must come out clean, of one dtype: prompts of 1, 15, 16, 17 and over 256 tokens,
   // repeated and special tokens, 1 to 8 requests, and page sizes, chunks, prefix caches, preemption
@@ -43,10 +46,12 @@ struct SelftestPlan {
   // Two or three of `faults` at once, each in a layer of its own. quick: 6 draws, else 100.
   std::vector<Case> several_cases(DType dtype, const std::vector<FaultRequest>& faults) const;
 
-  // Whether runs can have faults of that seat; instructions are computed on the CPU alone.
+  // Whether runs can have faults of that seat; instructions are computed on the CPU alone,
+  // and so are ranks here.
   bool can_have(Fault::Seat seat) const {
     return seat == Fault::Seat::host ||
-           (seat == Fault::Seat::instructions && device == Device::cpu);
+           (device == Device::cpu &&
+            (seat == Fault::Seat::instructions || (seat == Fault::Seat::ranks && over_ranks)));
   }
 
   // The layers in which faults are seeded, ascending.

@@ -24,51 +24,17 @@
 #include "kernels/files/json.h"
 #include "kernels/files/text.h"
 #include "probes/digest.h"
+#include "src/selftest/outcomes.h"
+#include "src/selftest/rank_cases.h"
 #include "src/session/device.h"
 #include "src/session/judged_run.h"
-#include "traces/json_number.h"
 
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // Runs with an effect of a known size. With 150 of them, 92 % found are at least 86 % with the
 // confidence of Clopper and Pearson; with 400, 99.5 % found are at least 98 %.
 constexpr int kNear = 150, kFar = 400, kQuickNear = 40, kQuickFar = 40;
-
-Json record_of(const Selftest::Outcome& outcome) {
-  Json json = {{"name", outcome.name},
-               {"verdict", name_of(outcome.verdict)},
-               {"story", outcome.story},
-               {"nonfinite", outcome.nonfinite},
-               {"seeded", outcome.seeded},
-               {"found", outcome.found},
-               {"first_exact", outcome.first_exact},
-               {"exact_class", outcome.exact_class}};
-  if (outcome.effect) json["effect"] = json_number<Json>(*outcome.effect);
-  json["limit_ratio"] = json_number<Json>(outcome.limit_ratio);
-  for (const auto& [rule, other] : outcome.others)
-    json["others"][rule] = {{"alarmed", other.alarmed}, {"first_exact", other.first_exact}};
-  return json;
-}
-
-Selftest::Outcome outcome_from(const JsonValue& json) {
-  Selftest::Outcome outcome{.name = json["name"].text(),
-                            .verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
-                            .story = json["story"].text(),
-                            .nonfinite = json["nonfinite"].flag(),
-                            .seeded = json["seeded"].texts(),
-                            .found = json["found"].texts(),
-                            .first_exact = json["first_exact"].flag(),
-                            .exact_class = json["exact_class"].flag()};
-  if (const JsonValue effect = json["effect"]) outcome.effect = effect.real();
-  outcome.limit_ratio = json["limit_ratio"].real();
-  if (const JsonValue others = json["others"])
-    for (const auto& [rule, other] : others.fields())
-      outcome.others[std::string(rule)] = {other["alarmed"].flag(), other["first_exact"].flag()};
-  return outcome;
-}
 
 // Knows the runs of before, and takes those of now.
 class Journal {
@@ -81,7 +47,7 @@ class Journal {
     read(text, subject);
     // Opened before any run, so that an hour's work does not end at a file that cannot be written.
     out_.emplace(path, /*may_exist=*/true);
-    if (text.empty()) out_->append(Json{{"subject", subject}}.dump() + "\n");
+    if (text.empty()) out_->append(nlohmann::ordered_json{{"subject", subject}}.dump() + "\n");
     // A writer that was killed in the middle of a line: the next one begins a new line.
     is_cut_ = !text.empty() && !text.ends_with('\n');
   }
@@ -91,9 +57,10 @@ class Journal {
     return found == known_.end() ? nullptr : &found->second;
   }
   void add(const Selftest::Outcome& outcome) {
+    known_[outcome.name] = outcome;
     if (!out_) return;
     // A line a run, each written at once: whoever kills the selftest loses the run that is on.
-    const std::string line = record_of(outcome).dump() + "\n";
+    const std::string line = line_of(outcome) + "\n";
     out_->append(std::exchange(is_cut_, false) ? "\n" + line : line);
   }
 
@@ -125,16 +92,6 @@ class Journal {
   std::optional<AppendFile> out_;
   bool is_cut_ = false;  // the last line of before has no end
 };
-
-std::string text_of(const FaultRequest& fault) {
-  return fmt::format("{}@{}", fault.name, fault.layer);
-}
-
-// The place at which a fault shows first. Of all layers: in the first.
-Place first_place(const FaultRequest& request) {
-  const Point* point = find_point(fault_of(request).point);
-  return {point, point->per_layer ? std::max(0, request.layer) : -1};
-}
 
 // Stands for all that an engine shows. Each record is hashed together with the hash of all before
 // it, so that the order counts too.
@@ -178,6 +135,14 @@ class Runner {
   explicit Runner(const SelftestRun& run) : run_(run), journal_(run.journal, journal_of(run)) {}
 
   void expect(size_t cases) { total_ += cases; }
+  // Those over ranks, which are processes: before any thread is there.
+  void over_ranks(const std::vector<SelftestPlan::Case>& cases) {
+    for (const SelftestPlan::Case& c : cases) {
+      if (c.ranks == 1 || journal_.find(c.name)) continue;
+      if (run_.progress) run_.progress(done_, total_, c.name);
+      journal_.add(judged_over_ranks(run_, c));
+    }
+  }
   // In the order of the cases, whichever ends first.
   std::vector<Selftest::Outcome> all(const std::vector<SelftestPlan::Case>& cases) {
     std::vector<Selftest::Outcome> outcomes(cases.size());
@@ -230,11 +195,6 @@ class Runner {
                      .faults = c.faults,
                      .judge = {.limits = run_.limits},
                      .causes = false};  // which nobody reads here
-    Selftest::Outcome outcome{.name = c.name};
-    for (const FaultRequest& fault : c.faults) {
-      outcome.seeded.push_back(text_of(fault));
-      outcome.exact_class = first_place(fault).point->node_class == NodeClass::exact;
-    }
     std::unique_ptr<Oracle> oracle;
     std::optional<EffectMeter> meter;
     // Instructions compute parts of rows, which nobody stands around.
@@ -244,15 +204,7 @@ class Runner {
       judged.watch = &*meter;
     }
     const Result result = judge_run(judged);
-    outcome.verdict = result.verdict;
-    outcome.story = result.story;
-    outcome.limit_ratio = result.limit_ratio;
-    for (const Result::OtherRule& rule : result.others) {
-      Selftest::Outcome::Other& other = outcome.others[rule.name];
-      other.alarmed = rule.first.has_value();
-      for (const FaultRequest& fault : c.faults)
-        other.first_exact = other.first_exact || rule.first == first_place(fault);
-    }
+    Selftest::Outcome outcome = outcome_of(c, result);
     // An op that is right on what it was given may have been given the wrong thing: that takes two
     // more runs of the engine, which only a fault without a measured effect costs.
     if (meter && meter->effect() > 0)
@@ -260,15 +212,6 @@ class Runner {
     else if (c.faults.size() == 1 && !judged.step &&
              fingerprint(run_.checkpoint, c, true) == fingerprint(run_.checkpoint, c, false))
       outcome.effect = 0;
-    if (!result.first) return outcome;
-    outcome.nonfinite = result.first->verdict == Verdict::nonfinite;
-    for (const FaultRequest& fault : c.faults) {
-      const Place place = first_place(fault);
-      if (std::ranges::any_of(result.findings,
-                              [&](const Finding& f) { return f.node.place == place; }))
-        outcome.found.push_back(text_of(fault));
-      outcome.first_exact = outcome.first_exact || result.first->node.place == place;
-    }
     return outcome;
   }
 
@@ -290,22 +233,23 @@ std::vector<FaultRequest> for_several(const std::vector<SelftestPlan::Case>& cas
   return known;
 }
 
-Selftest::Outcome outcome_of(const Result& result) {
+Selftest::Outcome outcome_in_place(const Result& result) {
   return {.name = "the reference in the engine's place",
           .verdict = result.verdict,
           .story = result.story,
           .limit_ratio = result.limit_ratio};
 }
 
-std::vector<std::string> left_out(const SelftestPlan& plan) {
+std::vector<std::string> left_out(const std::vector<SelftestPlan::Case>& cases) {
   std::vector<std::string> names;
   for (const Fault& fault : faults())
-    if (!fault.applies(plan.config) || !plan.can_have(fault.seat))
+    if (std::ranges::none_of(
+            cases, [&](const SelftestPlan::Case& c) { return c.faults[0].name == fault.name; }))
       names.push_back(fmt::format("{}: it needs {}", fault.name, fault.needs));
   return names;
 }
 
-Selftest::Outcome outcome_of(const Detection::Run& run) {
+Selftest::Outcome outcome_of_effect(const Detection::Run& run) {
   return {.name = run.name,
           .verdict = run.verdict,
           .story = run.story,
@@ -349,7 +293,7 @@ void measure_judge(const SelftestRun& run, Selftest& test) {
                                .near = plan.quick ? kQuickNear : kNear,
                                .far = plan.quick ? kQuickFar : kFar});
   test.limits = std::move(found.limits);
-  for (const Detection::Run& effect : found.runs) test.effects.push_back(outcome_of(effect));
+  for (const Detection::Run& effect : found.runs) test.effects.push_back(outcome_of_effect(effect));
 }
 
 std::vector<Selftest> selftest(const SelftestRun& run) {
@@ -360,6 +304,7 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
   // first.
   for (DType dtype : run.dtypes)
     runner.expect(run.plan.clean_cases(dtype).size() + run.plan.fault_cases(dtype).size());
+  for (DType dtype : run.dtypes) runner.over_ranks(run.plan.fault_cases(dtype));
   for (DType dtype : run.dtypes) {
     Selftest& test = tests.emplace_back(Selftest{.dtype = dtype, .quick = run.plan.quick});
     measure_judge(run, test);
@@ -371,13 +316,13 @@ std::vector<Selftest> selftest(const SelftestRun& run) {
     runner.expect(several.size());
     test.several = runner.all(several);
     SelftestPlan::Case base = run.plan.clean_cases(dtype).at(1);
-    test.clean.push_back(
-        outcome_of(reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
+    test.clean.push_back(outcome_in_place(
+        reference_in_place(run.checkpoint, run.reference, base.engine, base.requests)));
     for (size_t i = 0; i < run.traces.size(); ++i)
       if (of_traces[i] == dtype)
         std::ranges::move(check_trace(run.traces[i], run.checkpoint, run.limits),
                           std::back_inserter(test.traces));
-    test.left_out = left_out(run.plan);
+    test.left_out = left_out(cases);
   }
   return tests;
 }

@@ -60,6 +60,11 @@ int64_t tokens_chosen(const Engine& engine) {
   return chosen;
 }
 
+bool needs_host(const FaultRequest& fault) {
+  const Fault::Seat seat = fault_of(fault).seat;
+  return seat == Fault::Seat::host || seat == Fault::Seat::ranks;
+}
+
 void check_faults(const JudgedRun& run, bool clean_ops) {
   check(
       run.faults.empty() || !run.engine.make_executor ||
@@ -82,11 +87,7 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 // the numbers in host memory: then every op is staged through it.
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch, const RankSeams* ranks, InterpreterOptions* step)
-    : ops(std::move(of_device)),
-      clean(!watch && std::ranges::all_of(faults, [](const FaultRequest& fault) {
-        const Fault::Seat seat = fault_of(fault).seat;
-        return seat != Fault::Seat::host && seat != Fault::Seat::ranks;
-      })) {
+    : ops(std::move(of_device)), clean(!watch && std::ranges::none_of(faults, needs_host)) {
   if (clean) {
     for (const FaultRequest& fault : faults)
       seed_fault({ops, hooks, config, broken_ops_of(device), ranks, step}, fault);
@@ -125,9 +126,10 @@ std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int r
   return faults;
 }
 
-EngineOptions engine_of_rank(EngineOptions options, int ranks) {
+EngineOptions engine_of_rank(EngineOptions options, int ranks,
+                             const std::vector<FaultRequest>& faults) {
   if (options.threads <= 0) options.threads = std::max(1, machine_threads() / ranks);
-  options.graph = false;  // a graph would have to hold the collectives
+  options.graph = options.graph && std::ranges::none_of(faults, needs_host);
   return options;
 }
 

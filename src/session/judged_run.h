@@ -75,8 +75,10 @@ struct Seeded {
 
 // The faults that are seeded into one rank.
 std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int rank);
-// The options of one of so many ranks, which share the machine's processors.
-EngineOptions engine_of_rank(EngineOptions options, int ranks);
+// The options of one of so many ranks, which share the machine's processors. Where the faults of
+// any rank want numbers in host memory, no rank has graphs: all make the same calls.
+EngineOptions engine_of_rank(EngineOptions options, int ranks,
+                             const std::vector<FaultRequest>& faults = {});
 
 // How the reference beside an engine is opened: on the engine's device if LibTorch can compute
 // there, on the CPU otherwise.

@@ -54,12 +54,25 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
 Graph Ranked::graph() const { return qwen_graph_of(whole_.config(), /*over_ranks=*/true); }
 
 std::unique_ptr<Engine> Ranked::engine(Ops ops, EngineOptions options, Engine::Hooks hooks) {
-  shard_.emplace(whole_, cut_);
+  if (!shard_) shard_.emplace(whole_, cut_);
   options.over_ranks = true;
+  options.exact_rows = plan_.by_rows;
   options.make_executor = [this](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
-    seat_.in_pass(pass.batch.info.pass);
-    seat_.does(RankDoes::computes);
+    agreed_->begin(pass.batch.info.pass, DeviceBatch::room_of(pass.batch));
     return std::make_unique<RankExecutor>(pass, parts_);
+  };
+  parts_.device = options.device;
+  parts_.dtype = options.dtype;
+  parts_.lookups.clear();
+  hooks.before_pass = [this, inner = std::move(hooks.before_pass)](Batch& batch) {
+    if (inner) inner(batch);
+    seat_.in_pass(batch.info.pass);
+    seat_.does(RankDoes::computes);
+    prepare_lookup(parts_, batch);
+  };
+  hooks.before_replay = [this, inner = std::move(hooks.before_replay)](const Batch& batch) {
+    if (inner) inner(batch);
+    agreed_->replay(DeviceBatch::room_of(batch));
   };
   auto engine =
       std::make_unique<Engine>(shard_->checkpoint(), std::move(ops), options, std::move(hooks));
@@ -174,7 +187,9 @@ void Ranked::describe(Manifest& manifest) const {
 
 void Ranked::part(const RanksParted& parted) {
   parted_ = true;
-  const Point& point = kPoints.at(static_cast<size_t>(parted.call.point));
+  const bool in_graph = parted.call.kind == CollectiveCall::Kind::graph;
+  const Point& point =
+      in_graph ? lockstep::point("embed") : kPoints.at(static_cast<size_t>(parted.call.point));
   const int layer = static_cast<int>(parted.call.layer);
   Finding finding{.node = {.place = {&point, layer}, .pass = static_cast<int32_t>(passes_)},
                   .verdict = Verdict::structural,
@@ -197,7 +212,9 @@ void Ranked::end(Result& result) {
       "of them have was compared bit by bit in {} passes",
       seat_.ranks(), agreed_->calls(), agreed_->bytes(), passes_));
   if (device_ != Device::cpu)
-    result.notes.push_back("over ranks passes are computed op by op: no CUDA graph was replayed");
+    result.notes.push_back(
+        fmt::format("{} passes were replayed from CUDA graphs with the collectives in them",
+                    agreed_->replays()));
   if (parted_) return;
   for (int rank = 1; rank < seat_.ranks(); ++rank) collectives_->send({}, rank);
 }

@@ -29,7 +29,6 @@ void check_can_share(const RunOptions& options) {
         "--tp puts rank 0 on CUDA device 0, rank 1 on 1, and so on, found --device {}: give "
         "--device cuda",
         options.model.device);
-  refuse(options.model.graph == "on", "--graph on");
   refuse(!options.model.instructions.executor.empty(), "--executor");
   refuse(options.determinism > 0, "--determinism");
   refuse(options.confirm, "--confirm");
@@ -148,6 +147,18 @@ Ranked::Brings brings_of(const RunOptions& options, const Session& session) {
           .facts = std::move(facts)};
 }
 
+void serve_as_rank(Ranked& ranked, const Ops& ops, const EngineOptions& engine,
+                   const std::vector<Request>& requests, const std::vector<FaultRequest>& faults,
+                   const Selection& selection) {
+  EngineOptions own = engine_of_rank(engine, ranked.ranks(), faults);
+  RankSeams seams = ranked.seams(own);
+  Seeded seeded(ops, faults_in_rank(faults, ranked.rank()), ranked.config(), own.device, nullptr,
+                &seams);
+  const auto made = ranked.engine(seeded.ops, own, seeded.hooks);
+  for (const Request& request : requests) made->submit(request);
+  ranked.serve(*made, selection);
+}
+
 namespace {
 
 // One rank's share of run(): rank 0 judges and returns the result; the others serve it, and return
@@ -164,13 +175,8 @@ std::optional<Result> run_rank(const RunOptions& asked,
     serve_modes(modes_run(options, session), ranked);
     return {};
   }
-  EngineOptions engine = engine_of_rank(session.engine, seat.ranks());
-  RankSeams seams = ranked.seams(engine);
-  Seeded seeded(session.ops, faults_in_rank(parse_faults(options.faults), seat.rank()),
-                ranked.config(), engine.device, nullptr, &seams);
-  const auto made = ranked.engine(seeded.ops, engine, seeded.hooks);
-  for (const Request& request : session.requests) made->submit(request);
-  ranked.serve(*made, options.observe.selection());
+  serve_as_rank(ranked, session.ops, session.engine, session.requests, parse_faults(options.faults),
+                options.observe.selection());
   return {};
 }
 

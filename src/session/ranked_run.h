@@ -1,5 +1,6 @@
 #pragma once
 
+#include "src/faults/faults.h"
 #include "src/ranks/launch.h"
 #include "src/session/ranked.h"
 #include "src/session/run.h"
@@ -23,6 +24,12 @@ Ranked::Brings brings_of(const RunOptions& options, const Session& session);
 // The device of a rank, where --device says "cpu" or "cuda": a card each. Throws Error where this
 // machine has too few.
 std::string device_of_rank(const std::string& device, const RankSeat& seat);
+
+// Serves the requests as another rank than 0, which judges what it shows. engine: of a model over
+// none; faults: of all ranks.
+void serve_as_rank(Ranked& ranked, const Ops& ops, const EngineOptions& engine,
+                   const std::vector<Request>& requests, const std::vector<FaultRequest>& faults,
+                   const Selection& selection);
 
 // Serves what the options ask for over their ranks, or as the one that is to be here; returns the
 // exit status, which `show` makes of the result in rank 0. Throws Error as run_ranks() does.

@@ -48,7 +48,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
   const JudgedRun run{
       .checkpoint = session.checkpoint,
       .reference = reference,
-      .engine = seat ? engine_of_rank(session.engine, seat->ranks()) : session.engine,
+      .engine = seat ? engine_of_rank(session.engine, seat->ranks(), faults) : session.engine,
       .step = session.step,
       .ranks = ranked ? &*ranked : nullptr,
       .ops = session.ops,

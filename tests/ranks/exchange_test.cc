@@ -21,6 +21,7 @@ class Peer final : public Collectives {
   void all_reduce(const TensorView&) override { ++reduced; }
   void all_gather(const TensorView& parts, const TensorView& part) override {
     const auto size = static_cast<size_t>(part.bytes());
+    std::memcpy(told.data(), part.data, size);
     std::memcpy(parts.data, part.data, size);
     std::memcpy(parts.as<char>() + size, tells ? tells->data() : part.data, size);
   }
@@ -30,6 +31,7 @@ class Peer final : public Collectives {
 
   int reduced = 0, scattered = 0;
   std::optional<std::array<int64_t, 5>> tells;
+  std::array<int64_t, 5> told;  // last by rank 0
 };
 
 class ExchangeTest : public testing::Test {
@@ -82,6 +84,55 @@ TEST_F(ExchangeTest, SaysWhoPartsAndCallsNothing) {
   peer_.tells = same;
   reduce();
   EXPECT_EQ(peer_.reduced, 1);
+}
+
+// The calls of a pass that is captured after it was computed are not made again; those of its graph
+// are, at each replay, and nobody calls them.
+TEST_F(ExchangeTest, CountsTheCallsOfAGraphOnceAReplay) {
+  const DeviceBatch::Room room{.tokens = 2};
+  for (int computed_then_captured = 0; computed_then_captured < 2; ++computed_then_captured) {
+    agreed_.begin(0, room);
+    reduce();
+    reduce();
+  }
+  EXPECT_EQ(agreed_.calls(), 2);
+  agreed_.replay(room);
+  agreed_.replay(room);
+  EXPECT_EQ(agreed_.calls(), 6);
+  EXPECT_EQ(agreed_.bytes(), 6 * 16);
+  EXPECT_EQ(agreed_.replays(), 2);
+  EXPECT_EQ(peer_.reduced, 4);
+}
+
+TEST_F(ExchangeTest, SaysWhoReplaysAnotherGraph) {
+  const Tensor parts(Shape{4, 4}, DType::bf16);
+  const auto scatter = [&] {
+    agreed_.table().reduce_scatter({.layer = 3, .point = "attn.o"}, parts, sum_);
+  };
+  const DeviceBatch::Room room{.tokens = 2}, other{.tokens = 4};
+  agreed_.begin(0, room);
+  reduce();
+  scatter();
+  agreed_.begin(1, other);
+  scatter();
+  reduce();
+  agreed_.replay(other);
+  peer_.tells = peer_.told;
+  EXPECT_EQ((*peer_.tells)[1], 2) << "calls";
+  agreed_.replay(other);
+  try {
+    agreed_.replay(room);
+    ADD_FAILURE() << "the same calls in another order";
+  } catch (const RanksParted& parted) {
+    EXPECT_EQ(parted.call.kind, CollectiveCall::Kind::graph);
+    EXPECT_NE(std::string(parted.what()).find("a graph of 2 collectives, 32 bytes in all"),
+              std::string::npos)
+        << parted.what();
+  }
+  peer_.tells.reset();
+  reduce();
+  peer_.tells = peer_.told;
+  EXPECT_THROW(agreed_.replay(other), RanksParted) << "where another rank computes op by op";
 }
 
 }  // namespace

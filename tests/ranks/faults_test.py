@@ -1,5 +1,5 @@
-"""Each bug of how ranks share a model is seen where it is, by whom it must be seen, and names the
-rank."""
+"""Who sees which bug of how ranks share a model - the judge, the comparison of what all ranks have,
+that of the collectives that they call, the mode tp - where, and of which rank."""
 import json
 import subprocess
 import tempfile
@@ -8,46 +8,60 @@ from ranks import DATA, LOCKSTEP, Checks, run
 
 check = Checks()
 TINY, ROWS = "tiny/qwen3-default", ["--sequence-parallel"]
-# Fault, ranks, options, the place of the first finding of the judge (with what watches the ranks:
-# their copies and their calls), words of its rule, and the point of the first finding where the
-# model over ranks is compared with one over none (--modes tp). That has no place of its own for
-# what a rank adds, and sees it in the sum. Last: the same of a saved trace, which has one copy of
-# what all ranks have, and still shows that they had others; and what the finding looks like.
+JUDGE, COPIES, CALLS = {"judge"}, {"copies"}, {"calls"}
+# Fault, ranks, options, who of the run beside the reference sees it (CALLS ends the run, so that
+# nobody else does), the place of the first finding, words of its rule, and the point of the first
+# finding where the model over ranks is compared with one over none (--modes tp). That has no place
+# of its own for what a rank adds, and sees it in the sum. Last: the same of a saved trace, which
+# has one copy of what all ranks have, and still shows that they had others; and what the finding
+# looks like.
 CASES = [
-    ("rank-reduce-left-out@layer=1", 2, [], "attn.o", 1, "", "attn.o",
+    ("rank-reduce-left-out@layer=1", 2, [], JUDGE | COPIES, "attn.o", 1, "", "attn.o",
      {"like": "what rank 0 adds, and no other rank's"}),
-    ("rank-reduce-left-out@layer=1", 2, ROWS, "attn.o", 1, "rank", "attn.o", {}),
-    ("rank-reduce-left-out-by-one@layer=1", 2, [], "attn.o", 1,
+    ("rank-reduce-left-out@layer=1", 2, ROWS, JUDGE, "attn.o", 1, "rank", "attn.o", {}),
+    ("rank-reduce-left-out-by-one@layer=1", 2, [], CALLS, "attn.o", 1,
      "rank 1 calls the all-reduce of layer 1 mlp.down", "attn.o", {}),
-    ("rank-all-reduce-for-scatter@layer=1", 2, ROWS, "attn.o", 1, "rank 1", "attn.o", {}),
-    ("rank-all-reduce-for-scatter@layer=1,rank=1", 2, ROWS, "attn.o", 1,
+    ("rank-all-reduce-for-scatter@layer=1", 2, ROWS, JUDGE, "attn.o", 1, "rank 1", "attn.o", {}),
+    ("rank-all-reduce-for-scatter@layer=1,rank=1", 2, ROWS, CALLS, "attn.o", 1,
      "rank 1 calls the all-reduce of layer 1 attn.o", "attn.o", {}),
-    ("rank-bias-added-by-each", 2, [], "attn.o_partial", 0, "rank 1", "attn.o",
+    ("rank-bias-added-by-each", 2, [], JUDGE, "attn.o_partial", 0, "rank 1", "attn.o",
      {"model": "tiny/qwen3-bias-mqa"}),
-    ("rank-rows-of-another", 2, [], "mlp.gate", 0, "rank 1", "mlp.gate", {}),
-    ("rank-kv-heads-dealt", 4, [], "attn.k", 0, "rank 1", "attn.k", {}),
-    ("rank-vocabulary-off-by-one", 2, [], "embed.partial", None, "rank", "embed", {}),
-    ("rank-logits-reversed", 2, [], "logits", None, "rank", "logits",
+    ("rank-rows-of-another", 2, [], JUDGE, "mlp.gate", 0, "rank 1", "mlp.gate", {}),
+    ("rank-kv-heads-dealt", 4, [], JUDGE | COPIES, "attn.k", 0, "rank 1", "attn.k", {}),
+    ("rank-vocabulary-off-by-one", 2, [], JUDGE, "embed.partial", None, "rank", "embed", {}),
+    ("rank-logits-reversed", 2, [], JUDGE, "logits", None, "rank", "logits",
      {"like": "the ranks' parts in reversed order"}),
-    ("rank-stale-norm@layer=2", 2, [], "attn.norm", 2,
+    ("rank-stale-norm@layer=2", 2, [], COPIES, "attn.norm", 2,
      "rank 1 leaves rank 0 at layer 2 attn.norm", "attn.norm",
      {"kept": "rank 1 leaves rank 0 at layer 2", "alone": {(2, "attn.norm")}}),
-    ("rank-stale-norm@layer=2,rank=0", 2, [], "attn.norm", 2, "rank 1 leaves rank 0", "attn.norm",
-     {}),
-    ("rank-stale-norm@layer=2", 2, ROWS, "attn.norm", 2, "rank 1", "attn.norm",
+    ("rank-stale-norm@layer=2,rank=0", 2, [], JUDGE | COPIES, "attn.norm", 2,
+     "rank 1 leaves rank 0", "attn.norm", {}),
+    ("rank-stale-norm@layer=2", 2, ROWS, JUDGE, "attn.norm", 2, "rank 1", "attn.norm",
      {"kept": "rank 1"}),
-    ("rank-stale-weight@layer=1", 2, [], "attn.v", 1, "rank 1", "attn.v", {}),
-    ("rank-stale-weight@layer=1,rank=0", 2, [], "attn.v", 1, "rank 0", "attn.v", {}),
-    ("rank-norm-of-shard@layer=0", 2, [], "mlp.norm", 0, "", "mlp.norm", {}),
-    ("rank-norm-of-shard@layer=0", 2, ROWS, "mlp.norm", 0, "rank", "mlp.norm", {}),
-    ("rank-other-dtype", 2, [], "embed", None, "fp32 where rank 0 calls", "embed", {}),
-    ("rank-other-slots", 2, [], "attn.kv", 0, "rank 1", "attn.kv", {"kept": "rank 1"}),
-    ("rank-other-token", 2, [], "embed.partial", None, "rank 1 leaves rank 0 in what it",
+    ("rank-stale-weight@layer=1", 2, [], JUDGE, "attn.v", 1, "rank 1", "attn.v", {}),
+    ("rank-stale-weight@layer=1,rank=0", 2, [], JUDGE, "attn.v", 1, "rank 0", "attn.v", {}),
+    ("rank-norm-of-shard@layer=0", 2, [], JUDGE, "mlp.norm", 0, "", "mlp.norm", {}),
+    ("rank-norm-of-shard@layer=0", 2, ROWS, JUDGE, "mlp.norm", 0, "rank", "mlp.norm", {}),
+    ("rank-other-dtype", 2, [], CALLS, "embed", None, "fp32 where rank 0 calls", "embed", {}),
+    ("rank-other-slots", 2, [], JUDGE, "attn.kv", 0, "rank 1", "attn.kv", {"kept": "rank 1"}),
+    ("rank-other-token", 2, [], COPIES, "embed.partial", None, "rank 1 leaves rank 0 in what it",
      "embed.partial", {"kept": "rank 1 leaves rank 0 in what it"}),
     # A bug of an op, in one rank alone.
-    ("rope-interleaved@layer=1,rank=1", 2, [], "attn.q_rope", 1, "rank 1", "attn.q_rope",
+    ("rope-interleaved@layer=1,rank=1", 2, [], JUDGE, "attn.q_rope", 1, "rank 1", "attn.q_rope",
      {"like": "in rank 1"}),
 ]
+
+
+def seen_by(rule):
+    if "where rank 0 calls" in rule:
+        return "calls"
+    return "copies" if "leaves rank 0" in rule else "judge"
+
+
+listed = subprocess.run([LOCKSTEP, "faults"], capture_output=True, text=True).stdout
+missing = [word for word in listed.split() if word.startswith("rank-")
+           and not any(case[0].partition("@")[0] == word for case in CASES)]
+check.that("rank-stale-norm" in listed and not missing, f"faults of no row: {missing}")
 
 
 def judged_later(what, model, trace, place, says):
@@ -59,13 +73,14 @@ def judged_later(what, model, trace, place, says):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    for number, (fault, ranks, options, point, layer, words, mode_point, more) in enumerate(CASES):
+    for number, (fault, ranks, options, who, point, layer, words, mode_point,
+                 more) in enumerate(CASES):
         model = more.get("model", TINY)
         trace = f"{folder}/{number}.trace"
         keep = ["--keep", "full", "--trace", trace] if "kept" in more else []
-        for who, asked in (("the judge", keep), ("the mode tp", ["--modes", "tp"])):
-            of_mode = who == "the mode tp"
-            what = f"{fault} {' '.join(options)}: {who}"
+        for way, asked in (("the judge", keep), ("the mode tp", ["--modes", "tp"])):
+            of_mode = way == "the mode tp"
+            what = f"{fault} {' '.join(options)}: {way}"
             result, status, err = run(model, "--tp", ranks, "--fault", fault, *options, *asked)
             first = result["first"] if result else None
             check.that(status == 1 and first is not None, f"{what}: status {status}, {err}")
@@ -79,6 +94,8 @@ with tempfile.TemporaryDirectory() as folder:
                 if words.startswith("rank ") and mode_point == point:
                     check.that("rank" in found[2], f"{what} names no rank: {found}")
                 continue
+            sees = {seen_by(finding["rule"]) for finding in result["findings"]}
+            check.that(sees == who, f"{what} is seen by {sees}")
             if "like" in more:
                 causes = [cause["says"] for at in result["points"] for cause in at["looks_like"]]
                 check.that(any(more["like"] in says for says in causes), f"{what}: like {causes}")

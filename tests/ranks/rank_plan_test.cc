@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 
 #include "kernels/base/check.h"
+#include "src/ranks/rank_executor.h"
 
 namespace lockstep {
 namespace {
@@ -83,6 +85,57 @@ TEST(RankPlan, SaysWhichPartATensorIs) {
   EXPECT_EQ(plan.shard_of(point("attn.o_partial")), (Shard{.axis = 1, .offset = 1, .extent = 3}));
   for (const char* whole : {"embed", "attn.norm", "attn.o", "mlp.down", "logits", "token"})
     EXPECT_EQ(plan.shard_of(*find_point(whole)), std::nullopt) << whole;
+}
+
+Batch batch_of(std::vector<int32_t> tokens) {
+  const int64_t count = std::ssize(tokens);
+  Batch batch;
+  batch.tokens = tensor_of<int32_t>(tokens, {count}, DType::i32);
+  return batch;
+}
+
+std::vector<int32_t> numbers_of(const TensorView& tensor) {
+  return {tensor.as<int32_t>(), tensor.as<int32_t>() + tensor.count()};
+}
+
+// A graph that was captured for so many tokens reads the lookup of each pass where the first was.
+TEST(RankLookup, IsWhereTheLastOneOfItsSizeWas) {
+  ModelConfig config = model(4, 2);
+  config.hidden = 2;
+  RankParts rank{.plan = plan_of(config, 1, 2), .dtype = DType::f32};
+  prepare_lookup(rank, batch_of({49, 50, 99}));
+  const RankLookup first = rank.lookups.at(4);
+  const std::vector<int32_t> rows = {0, 0, 49, 0}, taken = {4, 1, 2, 4};
+  EXPECT_EQ(numbers_of(first.rows), rows)
+      << "row 50 is the first of rank 1, and rows that pad are 0";
+  EXPECT_EQ(numbers_of(first.taken), taken) << "the fifth row is that of zeros";
+  EXPECT_EQ(first.found.view().rows(), 5);
+  EXPECT_EQ(first.found.as<float>()[8], 0);
+  prepare_lookup(rank, batch_of(std::vector<int32_t>(5, 60)));
+  prepare_lookup(rank, batch_of({60, 1, 2, 61}));
+  const std::vector<int32_t> other = {0, 4, 4, 3};
+  EXPECT_EQ(numbers_of(first.taken), other) << "the same memory";
+  EXPECT_EQ(rank.lookups.size(), 2u);
+}
+
+// Where all of a pass is looked at in the end, no share takes the place of another.
+TEST(Shares, HaveMemoryOfTheirOwnInEachHalfOfALayer) {
+  ModelConfig config = model(4, 2);
+  config.hidden = 2;
+  config.layers = 2;
+  using Lifetime = Activations::Lifetime;
+  Activations whole(config, DType::f32, Device::cpu, Lifetime::pass, /*over_ranks=*/true);
+  whole.resize(3, 1);
+  std::set<const void*> places = {whole.partial.data};
+  for (int half = 0; half < 4; ++half) {
+    whole.next_half();
+    places.insert(whole.partial.data);
+    EXPECT_EQ(whole.partial.count(), 6);
+  }
+  EXPECT_EQ(places.size(), 5u) << "of embed, and of attention and MLP of two layers";
+  Activations brief(config, DType::f32, Device::cpu, Lifetime::layer, /*over_ranks=*/true);
+  brief.resize(3, 1);
+  EXPECT_TRUE(brief.partial.empty()) << "it is shown where the sum will be";
 }
 
 }  // namespace
