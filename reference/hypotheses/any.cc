@@ -80,7 +80,6 @@ Tensor of_first_tile(const Asked& a, double size) {
 Tensor rows_past_zero(const Asked& a, double size) {
   const Tensor y = a.right().clone();
   const auto tile = static_cast<int64_t>(size);
-  if (tile >= a.rows()) return {};
   y.narrow(0, tile, a.rows() - tile).fill_(0);
   return y;
 }
@@ -170,13 +169,16 @@ Tensor flushed(const Asked& a, double) {
 Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }
 
 constexpr Hypothesis kAny[] = {
-    {"never computed: zeros", zeros},
+    {"zeros, as if it was never computed", zeros},
     {"its last {:g} columns never written: zeros", tail_zero, tail_of_zeros},
     {"the result of the row {:+g} in the pass", of_row, neighbours},
-    {"the last row of each request made of the row before it", last_of_row_before},
+    {"the last row of each request made of the row before it", last_of_row_before, nullptr, nullptr,
+     Scope::rows},
     {"the result of the pass's first row in every row", of_row_zero},
-    {"the results of the first {:g} rows again in those that follow", of_first_tile, row_tiles},
-    {"the rows past the first {:g} never computed: zeros", rows_past_zero, row_tiles},
+    {"the results of the first {:g} rows again in those that follow", of_first_tile, row_tiles,
+     nullptr, Scope::rows},
+    {"the rows past the first {:g} never computed: zeros", rows_past_zero, row_tiles, nullptr,
+     Scope::rows},
     {"the result of the head {:+g}", of_head, heads},
     {"heads in another order: (head of group, group)", by_group},
     {"heads in another order: (group, head of group)", by_kv},

@@ -59,6 +59,10 @@ class Asked {
   std::unique_ptr<Tensors> tensors_;
 };
 
+// A hypothesis is about the op, or, as told, about which numbers landed where alone, so that any
+// other that fits says more; or it picks rows itself, so that a part of them says less.
+enum class Scope : uint8_t { op, told, rows };
+
 // One way in which an op may go wrong: a row of a table.
 struct Hypothesis {
   const char* says;  // with one {:g} for the value, where there is one
@@ -68,6 +72,7 @@ struct Hypothesis {
   std::vector<double> (*values)(const Asked& asked) = nullptr;
   // Words instead of `says`, of a value that stands for several numbers.
   std::string (*words)(double value) = nullptr;
+  Scope scope = Scope::op;
 };
 
 // The tables, by kind of op, the plainest ways first: of two that give the same numbers the first

@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -40,6 +41,24 @@ Tensor by_hidden(const Asked& a, double) {
 Tensor by_kv_heads(const Asked& a, double) {
   return with_scale(a, right_scale(a) / as_fp64(a.model().recipe.kv_heads));
 }
+// The same search as in scales(), of each head for itself: the factor that lies furthest from 1.
+double scale_of_one_head(const Asked& a) {
+  const Tensor got = a.got().flatten(1).view({a.rows(), a.model().recipe.heads, -1});
+  const auto off = [&](const Tensor& log) {
+    Attention how;
+    how.scores = [&](const Tensor& s) { return s * log.exp().view({-1, 1, 1}); };
+    return (attend(a, how).view(got.sizes()) - got).square().nansum(at::IntArrayRef{0, 2});
+  };
+  Tensor low = a.tensor(std::vector<double>(a.model().recipe.heads, std::log(0.25))), high = -low;
+  for (int step = 0; step < 14; ++step) {
+    const Tensor left = low + (high - low) * 0.382, right = low + (high - low) * 0.618;
+    const Tensor is_left = off(left) < off(right);
+    high = at::where(is_left, right, high);
+    low = at::where(is_left, low, left);
+  }
+  const Tensor log = (low + high) / 2;
+  return std::round(std::exp(log[log.abs().argmax().item<int64_t>()].item<double>()) * 100) / 100;
+}
 // The usual factors, and the one that fits best, to a hundredth.
 std::vector<double> scales(const Asked& a) {
   std::vector<double> all = {0.5, 2, std::numbers::sqrt2, 1 / std::numbers::sqrt2, 0.25, 4};
@@ -65,6 +84,8 @@ std::vector<double> scales(const Asked& a) {
   }
   const double found = std::round(std::exp((low + high) / 2) * 100) / 100;
   if (std::fabs(found - 1) > 0.005 && std::ranges::count(all, found) == 0) all.push_back(found);
+  const double of_one = scale_of_one_head(a);
+  if (std::fabs(of_one - 1) > 0.005 && std::ranges::count(all, of_one) == 0) all.push_back(of_one);
   return all;
 }
 Tensor scaled_by(const Asked& a, double factor) { return with_scale(a, factor * right_scale(a)); }

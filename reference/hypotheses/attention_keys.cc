@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "reference/hypotheses/attend.h"
 #include "reference/rounding.h"
@@ -113,8 +114,9 @@ Tensor without_last(const Asked& a, double count) {
 }
 std::vector<double> told_first_left(const Asked& a) {
   const ToldKeys told = told_keys(a, /*last=*/true);
-  return told.count < told.of ? std::vector<double>{as_fp64(told.of - told.count)}
-                              : std::vector<double>{};
+  // One alone has words of its own.
+  return told.count + 1 < told.of ? std::vector<double>{as_fp64(told.of - told.count)}
+                                  : std::vector<double>{};
 }
 // Keys that were evicted, or that a prefix should have brought.
 Tensor without_first_keys(const Asked& a, double count) {
@@ -232,6 +234,70 @@ Tensor slots_shifted(const Asked& a, double by) {
   return attend(a, how);
 }
 
+// A page that is skipped, of contexts that reach beyond it.
+std::vector<double> pages_within(const Asked& a) {
+  std::vector<double> all;
+  const int64_t size = a.op().page_size;
+  const int64_t longest = *std::ranges::max_element(a.op().call.lengths);
+  for (int64_t page = 1; size > 0 && (page + 1) * size < longest && page <= 16; ++page)
+    all.push_back(as_fp64(page));
+  return all;
+}
+Tensor without_page(const Asked& a, double page) {
+  const auto size = as_fp64(a.op().page_size);
+  return seen_by(a, [=](const Part& p) {
+    return (p.keys() <= p.positions()) &
+           ((p.keys() < page * size) | (p.keys() >= (page + 1) * size)) & p.in_window();
+  });
+}
+// V alone is read where the pointer stood before it was moved on to the next page.
+Tensor v_of_first_page(const Asked& a, double) {
+  const int64_t size = a.op().page_size;
+  if (size <= 0) return {};
+  Attention how;
+  how.other = [=](const Part& p) {
+    const int64_t keys = p.v().size(1), times = (keys + size - 1) / size;
+    if (keys < size) return p;
+    Part other = p;
+    other.set_cache(p.k(), p.v().narrow(1, 0, size).repeat({1, times, 1}).narrow(1, 0, keys));
+    return other;
+  };
+  return attend(a, how);
+}
+Tensor v_shifted(const Asked& a, double by) {
+  Attention how;
+  how.other = [by](const Part& p) {
+    Part other = p;
+    other.set_cache(p.k(), p.v().roll(static_cast<int64_t>(-by), 1));
+    return other;
+  };
+  return attend(a, how);
+}
+// A query's own key, in the tile of the diagonal and in that of the cache.
+Tensor own_key_twice(const Asked& a, double) {
+  Attention how;
+  how.bias = [](const Part& p) {
+    return (p.keys() == p.positions()).to(at::kDouble) * std::numbers::ln2;
+  };
+  return attend(a, how);
+}
+// Queries that are scaled and stored before they meet K, by kernels that exponentiate to the base 2
+// with log2(e) in the scale.
+Tensor query_scaled_in(const Asked& a, double factor) {
+  const DType run = a.model().run;
+  if (run == DType::f32) return {};
+  Attention how;
+  how.query = [&, factor](const Tensor& q) {
+    const double scale = factor / std::sqrt(a.model().recipe.head_dim);
+    return a.in_dtype(q * scale, run) / scale;
+  };
+  return attend(a, how);
+}
+Tensor query_scaled_stored(const Asked& a, double) { return query_scaled_in(a, 1); }
+Tensor query_scaled_log2e_stored(const Asked& a, double) {
+  return query_scaled_in(a, std::numbers::log2e);
+}
+
 // Queries, keys and values through fewer bits, in a run that has more.
 Tensor all_in(const Asked& a, const Grid& grid) {
   if (a.model().run != DType::f32) return {};
@@ -286,6 +352,13 @@ constexpr Hypothesis kKeys[] = {
     {"the first 4 keys and a window of {:g}", four_and_window, kept_windows},
     {"the keys of the requests before it in the pass seen too", earlier_requests_seen},
     {"the slots {:+g} read for each key", slots_shifted, slots_beside},
+    {"the keys of page {:g} not seen", without_page, pages_within},
+    {"the V of the first page read for every other one", v_of_first_page},
+    {"the V of the key {:+g} read for each", v_shifted, slots_beside},
+    {"each query's own key counted twice", own_key_twice},
+    {"its queries times the scale rounded before they meet K", query_scaled_stored},
+    {"its queries times the scale and log2(e) rounded before they meet K",
+     query_scaled_log2e_stored},
     {"a sum of weights that begins at 1, where the largest counts 1", sum_from_one},
     {"the value of the largest score alone", value_of_largest},
     {"its exponentials rounded to bf16", exponentials_in_bf16},
@@ -293,9 +366,12 @@ constexpr Hypothesis kKeys[] = {
     {"queries, keys and values rounded to tf32", all_in_tf32},
     {"queries, keys and values rounded to bf16", all_in_bf16},
     {"queries, keys and values rounded to fp16", all_in_fp16},
-    {"query heads that read other K/V heads than their own", other_kv_heads},
-    {"query heads that read the K of other K/V heads", other_k_heads},
-    {"query heads that read the V of other K/V heads", other_v_heads},
+    {"query heads that read other K/V heads than their own", other_kv_heads, nullptr, nullptr,
+     Scope::told},
+    {"query heads that read the K of other K/V heads", other_k_heads, nullptr, nullptr,
+     Scope::told},
+    {"query heads that read the V of other K/V heads", other_v_heads, nullptr, nullptr,
+     Scope::told},
 };
 
 }  // namespace

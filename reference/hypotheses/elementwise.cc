@@ -9,6 +9,8 @@
 #include <ATen/ops/erf.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -106,6 +108,11 @@ Tensor halves_of_gate(const Asked& a, double) {
   const Tensor y = silu(halves[0]) * halves[1];
   return at::cat({y, y}, -1);
 }
+// A shortcut for gates whose SiLU is small.
+std::vector<double> gate_ends(const Asked&) { return {-1, -2, -3, -4, -6, -8, -10}; }
+Tensor zero_below(const Asked& a, double end) {
+  return gated(a, at::where(gate(a) < end, at::zeros_like(gate(a)), silu(gate(a))));
+}
 std::vector<double> neighbours_of_rows(const Asked& a) {
   return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
 }
@@ -138,9 +145,10 @@ constexpr Hypothesis kSilu[] = {
     {"GELU by tanh for SiLU", gelu_tanh},
     {"x sigmoid(1.702 x) (quick GELU) for SiLU", quick_gelu},
     {"ReLU for SiLU", relu},
+    {"0 for the SiLU of gates under {:g}", zero_below, gate_ends},
+    {"hard swish for SiLU", hard_swish},
     {"ReLU squared for SiLU", relu_squared},
     {"x sigmoid({:.4g} x) for SiLU", steeper, steepness},
-    {"hard swish for SiLU", hard_swish},
     {"Mish for SiLU", mish},
     {"softplus for SiLU", softplus},
     {"ELU for SiLU", elu},
@@ -204,8 +212,10 @@ std::vector<double> factors(const Asked& a) {
   const Tensor rest = a.got() - stream(a);
   const double factor =
       (rest * branch(a)).sum().item<double>() / branch(a).square().sum().item<double>();
-  if (!std::isfinite(factor) || std::fabs(factor - 1) < 1e-2) return {};
-  return {std::round(factor * 100) / 100};
+  const double rounded = std::round(factor * 100) / 100;
+  // Left out, once, twice and subtracted have words of their own.
+  const bool is_whole = rounded == -1 || rounded == 0 || rounded == 1 || rounded == 2;
+  return std::isfinite(factor) && !is_whole ? std::vector<double>{rounded} : std::vector<double>{};
 }
 Tensor branch_times(const Asked& a, double factor) { return stream(a) + factor * branch(a); }
 // got - branch = f stream: models that scale their residuals, or a stream that is added again.
@@ -213,8 +223,9 @@ std::vector<double> stream_factors(const Asked& a) {
   const Tensor rest = a.got() - branch(a);
   const double factor =
       (rest * stream(a)).sum().item<double>() / stream(a).square().sum().item<double>();
-  if (!std::isfinite(factor) || std::fabs(factor - 1) < 1e-2) return {};
-  return {std::round(factor * 100) / 100};
+  const double rounded = std::round(factor * 100) / 100;
+  const bool is_whole = rounded == 0 || rounded == 1 || rounded == 2;
+  return std::isfinite(factor) && !is_whole ? std::vector<double>{rounded} : std::vector<double>{};
 }
 Tensor stream_times(const Asked& a, double factor) { return factor * stream(a) + branch(a); }
 // Sums of what belongs to different tokens.
@@ -346,11 +357,12 @@ constexpr Hypothesis kGather[] = {
     {"the embedding of the id 0 for every token", padding_id},
     {"the embedding times sqrt(hidden), as Gemma's", normalised},
     {"an embedding of the position added", with_position},
-    {"the embedding of the id {:g} - 1 for all past it", ids_clamped, id_ends},
+    {"the embedding of the id {:g} - 1 for all past it", ids_clamped, id_ends, nullptr,
+     Scope::rows},
     {"the embedding of the pass's first token for every one", of_first_token},
     {"the embedding normed", unit_length},
-    {"zeros for ids from {:g} on", ids_from_zero, id_borders},
-    {"zeros for ids below {:g}", ids_below_zero, id_borders},
+    {"zeros for ids from {:g} on", ids_from_zero, id_borders, nullptr, Scope::rows},
+    {"zeros for ids below {:g}", ids_below_zero, id_borders, nullptr, Scope::rows},
 };
 
 }  // namespace

@@ -87,6 +87,13 @@ Tensor terms_in_bf16(const Asked& a, double) {
   return a.in_dtype(a.input(0) * a.input(1).unsqueeze(-1), DType::bf16).sum(1);
 }
 
+std::vector<double> rows_beside(const Asked& a) {
+  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{-1, 1};
+}
+Tensor weights_of_row(const Asked& a, double by) {
+  return sum_of(a.input(0), a.input(1).roll(-as_count(by), 0));
+}
+
 constexpr Hypothesis kSum[] = {
     {"the experts' weights in the opposite order", weights_turned_round},
     {"the experts' weights turned by {:+g}", weights_turned, turns},
@@ -96,6 +103,7 @@ constexpr Hypothesis kSum[] = {
     {"the last expert left out", last_left_out},
     {"the experts' weights twice", weighted_twice},
     {"the experts' weights divided by their sum once more", weights_divided},
+    {"the experts' weights of the row {:+g} in the pass", weights_of_row, rows_beside},
     {"each expert's part rounded to bf16 before they are added", terms_in_bf16},
 };
 
@@ -159,6 +167,19 @@ Tensor of_other_input(const Asked& a, double) {
                               : of_experts(a, a.input(0).flip(1).contiguous(), chosen_of(a));
 }
 
+// The rest of a sum beyond whole tiles.
+std::vector<double> input_tails(const Asked& a) {
+  std::vector<double> all;
+  for (const int64_t tile : {1, 2, 4, 8, 16, 32, 64, 128})
+    if (2 * tile <= a.input(0).size(-1)) all.push_back(as_fp64(tile));
+  return all;
+}
+Tensor inputs_left_out(const Asked& a, double count) {
+  const Tensor x = a.input(0).clone();
+  x.narrow(-1, x.size(-1) - as_count(count), as_count(count)).fill_(0);
+  return of_experts(a, x, chosen_of(a));
+}
+
 constexpr Hypothesis kExperts[] = {
     {"the expert {:+g} for the one that was chosen", next_expert, neighbours},
     {"the experts of a token in the opposite order", other_choice},
@@ -167,6 +188,7 @@ constexpr Hypothesis kExperts[] = {
     {"the experts that the row before chose", of_row_before},
     {"the rows of a token's experts in the opposite order", of_other_input},
     {"the row of a token's first expert for all of them", of_first_input},
+    {"its last {:g} inputs left out of the sum", inputs_left_out, input_tails},
     {"experts that have the weights of others", weights_as_told},
 };
 

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <exception>
+#include <functional>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
@@ -83,6 +85,17 @@ struct FewRows {
   Asked asked;
 };
 
+// A guess may come from another layer, pass or op, whose heads, outputs or rows this one has not:
+// LibTorch refuses such extents, and then the guess says nothing of this op. So does one that finds
+// no memory. The judgement, which knows nothing of guesses, goes on.
+void if_it_fits(const std::function<void()>& body) {
+  try {
+    in_torch(body);
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
 // The hypotheses about one op in one pass. Borrows the recorded tensors of the pass, which must
 // outlive it; keeps those that it has widened to fp64.
 class OfOp final : public OpHypotheses {
@@ -98,15 +111,16 @@ class OfOp final : public OpHypotheses {
   // Numbers are those of rows_, so that a guess is told of again by its number and value.
   std::vector<Guess> guesses() override {
     std::vector<Guess> all;
-    in_torch([&] {
-      for (size_t i = 0; i < rows_.size(); ++i) {
-        const int number = static_cast<int>(i);
-        if (!rows_[i]->values)
-          all.push_back({number});
-        else
-          for (const double value : rows_[i]->values(asked_)) all.push_back({number, value});
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const int number = static_cast<int>(i);
+      if (!rows_[i]->values) {
+        all.push_back({number});
+        continue;
       }
-    });
+      std::vector<double> values;
+      if_it_fits([&] { values = rows_[i]->values(asked_); });
+      for (const double value : values) all.push_back({number, value});
+    }
     return all;
   }
 
@@ -127,6 +141,9 @@ class OfOp final : public OpHypotheses {
     return row.words ? row.words(guess.value) : fmt::format(fmt::runtime(row.says), guess.value);
   }
 
+  bool is_general(const Guess& guess) const override { return row_of(guess).scope == Scope::told; }
+  bool picks_rows(const Guess& guess) const override { return row_of(guess).scope == Scope::rows; }
+
  private:
   void add(Table table, bool rows_apart) {
     if (table == nullptr) return;
@@ -135,7 +152,7 @@ class OfOp final : public OpHypotheses {
   const Hypothesis& row_of(const Guess& guess) const { return *rows_.at(guess.number); }
   Numbers evaluated(const Guess& guess, const Asked& asked) const {
     Numbers numbers;
-    in_torch([&] {
+    if_it_fits([&] {
       const at::Tensor result = row_of(guess).compute(asked, guess.value);
       if (result.defined() && result.numel() == asked.op().got.count())
         numbers = to_numbers(result.contiguous());

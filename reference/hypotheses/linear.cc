@@ -317,7 +317,16 @@ Tensor bias_of_other(const Asked& a, double) {
   return right_product(a) + a.model().weights.bias({&other, a.place().layer});
 }
 // Parts of a sum that are each stored in 16 bits before they are added (split-K).
-std::vector<double> part_counts(const Asked&) { return {2, 3, 4, 6, 8}; }
+std::vector<double> part_counts(const Asked& a) {
+  std::vector<double> all = {2, 3, 4, 6, 8};
+  // Or a tile each.
+  for (const int64_t tile : {16, 32, 64, 128}) {
+    const int64_t width = x_of(a).size(1), parts = width / tile;
+    if (width % tile == 0 && parts > 1 && std::ranges::count(all, as_fp64(parts)) == 0)
+      all.push_back(as_fp64(parts));
+  }
+  return all;
+}
 Tensor parts_in(const Asked& a, DType dtype, double parts) {
   const Tensor x = x_of(a), w = weight_of(a);
   const auto count = as_count(parts), size = x.size(1) / count;
@@ -380,6 +389,12 @@ std::vector<double> told_inputs(const Asked& a) {
     span.last = k;
   }
   if (span.first < 0) return {};
+  // A usual tail or front has words of its own.
+  const int64_t count = span.last - span.first + 1;
+  const bool at_end = span.last + 1 == x.size(1);
+  if (std::ranges::count(tails(a), as_fp64(count)) > 0 &&
+      ((span.factor == 0 && (at_end || span.first == 0)) || (span.factor == 2 && at_end)))
+    return {};
   return {(as_fp64(span.first) * kPacked + as_fp64(span.last)) * 4 + as_fp64(span.factor + 1)};
 }
 Tensor with_told_inputs(const Asked& a, double packed) {

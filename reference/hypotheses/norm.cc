@@ -14,6 +14,7 @@
 #include "kernels/base/dtype.h"
 #include "reference/hypotheses/asked.h"
 #include "reference/hypotheses/values.h"
+#include "reference/rounding.h"
 
 namespace lockstep {
 namespace {
@@ -252,6 +253,21 @@ Tensor summed_in_fp16(const Asked& a, double) { return summed_in(a, DType::f16, 
 Tensor square_in_fp16(const Asked& a, double) {
   return with_mean_square(a, a.in_dtype(x_of(a).square(), DType::f16).mean(-1, true));
 }
+Tensor mean_in(const Asked& a, DType dtype) {
+  return with_mean_square(a, a.in_dtype(mean_square(x_of(a)), dtype));
+}
+Tensor mean_in_bf16(const Asked& a, double) { return mean_in(a, DType::bf16); }
+Tensor mean_in_fp16(const Asked& a, double) { return mean_in(a, DType::f16); }
+// Gains as a format of fewer bits has them.
+std::vector<double> gain_bits(const Asked&) { return {2, 3, 4, 5, 6}; }
+Tensor gain_of_bits(const Asked& a, double bits) {
+  return with_gain(a, Grid{static_cast<int>(bits) + 1, -1000, 0}.rounded(gain_of(a)));
+}
+// A guard of models that overflow fp16, on another model.
+std::vector<double> limits(const Asked&) { return {1, 2, 4, 8, 10, 16, 20, 32, 64, 100, 256}; }
+Tensor input_clamped(const Asked& a, double limit) {
+  return of_input(a, x_of(a).clamp(-limit, limit));
+}
 Tensor root_in_bf16(const Asked& a, double) {
   const Tensor x = x_of(a);
   const Tensor root = (mean_square(x) + eps_of(a)).rsqrt();
@@ -411,6 +427,10 @@ constexpr Hypothesis kNorm[] = {
      by_stream_before_addition},
     {"RMSNorm with each square rounded to fp16", square_in_fp16},
     {"RMSNorm with 1 / root rounded to bf16", root_in_bf16},
+    {"RMSNorm with its mean square rounded to bf16", mean_in_bf16},
+    {"RMSNorm with its mean square rounded to fp16", mean_in_fp16},
+    {"RMSNorm with its gain rounded to {:g} bits of mantissa", gain_of_bits, gain_bits},
+    {"RMSNorm of its input clamped to +-{:g}", input_clamped, limits},
     {"RMSNorm with the last {:g} elements left out of the sum", tail_left_out, tails},
     {"RMSNorm by the mean square of all but the last {:g} elements", mean_of_first, tails},
     {"RMSNorm with the first {:g} elements left out of the sum", front_left_out, tails},

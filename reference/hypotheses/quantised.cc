@@ -127,6 +127,24 @@ Tensor both_int8(const Asked& a, double) {
   return product(a, in_integers(x, of_rows(x), 127), in_integers(w, of_rows(w), 127));
 }
 
+// With the mantissa of fp8, as of weight_of_mantissa(): an input.
+Tensor input_of_mantissa(const Asked& a, double bits) {
+  return product(a, Grid{static_cast<int>(bits) + 1, -1000, 0}.rounded(product_input(a)),
+                 weight_codes(a));
+}
+Tensor input_e4m3_unscaled(const Asked& a, double) {
+  return product(a, as_e4m3(product_input(a)), weight_codes(a));
+}
+// Engines hold such scales in fp16.
+Tensor group_int8_fp16(const Tensor& x) {
+  const Tensor scale = scales(of_rows(x), 127);
+  return (x / scale).round() * Grid::of(DType::f16).rounded(scale);
+}
+Tensor weight_q8(const Asked& a, double size) {
+  const Tensor w = weight_codes(a);
+  return w.defined() ? product(a, product_input(a), in_groups(w, size, group_int8_fp16)) : Tensor();
+}
+
 constexpr Hypothesis kQuantisedLinear[] = {
     {"its weight in fp8 (e4m3) without a scale", weight_e4m3},
     {"its weight rounded to {:g} bits of mantissa", weight_of_mantissa, mantissas},
@@ -136,8 +154,11 @@ constexpr Hypothesis kQuantisedLinear[] = {
     {"its weight in int8 with one scale", weight_int8},
     {"its weight in int8 with a scale a row", weight_int8_by_row},
     {"its weight in int8 with a scale for each {:g} of a row", weight_int8_in_groups, groups},
+    {"its weight in int8 with a scale in fp16 for each {:g} of a row", weight_q8, groups},
     {"its weight in int4 with a scale for each {:g} of a row", weight_int4_in_groups, groups},
     {"its input in fp8 (e4m3) with a scale a row", input_e4m3},
+    {"its input in fp8 (e4m3) without a scale", input_e4m3_unscaled},
+    {"its input rounded to {:g} bits of mantissa", input_of_mantissa, mantissas},
     {"its input in int8 with a scale a row", input_int8},
     {"input and weight in fp8 (e4m3) with a scale a row", both_e4m3},
     {"input and weight in int8 with a scale a row", both_int8},
@@ -155,13 +176,8 @@ Tensor with_cache(const Asked& a, Tensor (*of_k)(const Tensor&), Tensor (*of_v)(
 }
 Tensor unchanged(const Tensor& x) { return x; }
 Tensor head_int8(const Tensor& x) { return in_integers(x, of_rows(x), 127); }
-// Engines hold such scales in fp16.
-Tensor block_int8(const Tensor& x) {
-  const Tensor scale = scales(of_rows(x), 127);
-  return (x / scale).round() * Grid::of(DType::f16).rounded(scale);
-}
 Tensor blocks_int8(const Tensor& x) {
-  const Tensor y = in_groups(x, 32, block_int8);
+  const Tensor y = in_groups(x, 32, group_int8_fp16);
   return y.defined() ? y : x;
 }
 Tensor cache_e4m3(const Asked& a, double) { return with_cache(a, as_e4m3, as_e4m3); }

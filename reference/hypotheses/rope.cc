@@ -307,7 +307,6 @@ std::vector<double> some_heads(const Asked& a) {
 Tensor first_heads_alone(const Asked& a, double count) {
   const Tensor x = a.input(0), y = turned(a, right_tables(a));
   const auto n = static_cast<int64_t>(count);
-  if (n >= x.size(1)) return {};  // a number of the queries' heads, tried on the keys' fewer
   return at::cat({y.narrow(1, 0, n), x.narrow(1, n, x.size(1) - n)}, 1);
 }
 Tensor last_pairs(const Asked& a, double share) {
@@ -328,6 +327,18 @@ Tensor normed_after(const Asked& a, double) {
   const Tensor root = (y.square().mean(-1, true) + a.model().recipe.norm_eps).sqrt();
   return y / root *
          a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
+}
+// Each of the four products stored before two of them are added.
+Tensor products_stored(const Asked& a, double) {
+  const DType run = a.model().run;
+  if (run == DType::f32) return {};
+  const Tables t = right_tables(a);
+  const Tensor c = t.cos.unsqueeze(1), s = t.sin.unsqueeze(1);
+  const auto halves = a.input(0).chunk(2, -1);
+  const auto stored = [&](const Tensor& x) { return a.in_dtype(x, run); };
+  return at::cat({stored(halves[0] * c) - stored(halves[1] * s),
+                  stored(halves[1] * c) + stored(halves[0] * s)},
+                 -1);
 }
 // Kernels that fold the scale into q, before an attention that scales once more.
 Tensor scaled_query(const Asked& a, double) {
@@ -371,7 +382,8 @@ constexpr Hypothesis kRope[] = {
     {"RoPE over the last {:g} of the pairs", last_pairs, fractions},
     {"RoPE of head 0 alone", first_head_alone},
     {"RoPE of the first {:g} heads alone", first_heads_alone, some_heads},
-    {"RoPE with some of its pairs not turned", some_pairs_left},
+    {"RoPE with some of its pairs not turned", some_pairs_left, nullptr, nullptr, Scope::told},
+    {"RoPE whose products are rounded before they are added", products_stored},
     {"normed after RoPE", normed_after},
     {"RoPE and the softmax's scale on top", scaled_query},
 };

@@ -189,7 +189,8 @@ constexpr Hypothesis kPositions[] = {
     {"RoPE at the first position of each block of {:g}", positions_of_blocks, position_counts},
     {"RoPE at positions counted from the end of the context", positions_from_end},
     {"RoPE at positions rounded to {:g} bits", positions_rounded, position_bits},
-    {"RoPE at other positions than those of its rows", told_positions_tried},
+    {"RoPE at other positions than those of its rows", told_positions_tried, nullptr, nullptr,
+     Scope::told},
 };
 
 }  // namespace

@@ -164,9 +164,17 @@ Tensor partials_in_fp16(const Asked& a, double size) {
 }
 // An online softmax goes over blocks of keys with the largest score so far, m, the sum l of
 // e^(s - m), and y, the same of V: at each new m both are scaled by e^(m before - m). These forget
-// to scale both, y or l, or divide by l after each block where it is due once, at the end.
-enum class Forgotten : uint8_t { both, values, sum, division };
-Tensor online(const Asked& a, double size, Forgotten what) {
+// to scale both, y or l, or divide by l after each block where it is due once, at the end; or they
+// store y, l or the e^(s - m) that meet V in 16 bits.
+enum class Forgotten : uint8_t { both, values, sum, division, nothing };
+struct Stored {
+  bool values = false, sum = false, exponentials = false;
+  DType dtype = DType::bf16;
+};
+Tensor online(const Asked& a, double size, Forgotten what, Stored stored = {}) {
+  const auto in = [&](bool is_stored, const Tensor& x) {
+    return is_stored ? a.in_dtype(x, stored.dtype) : x;
+  };
   const auto step = static_cast<int64_t>(size);
   bool several = false;
   Attention how;
@@ -179,12 +187,13 @@ Tensor online(const Asked& a, double size, Forgotten what) {
       const Tensor top = part.amax(-1, true), now = m.defined() ? at::maximum(m, top) : top;
       const Tensor shown = at::where(now.isinf(), at::zeros_like(now), now);
       const Tensor p = (part - shown).exp();
-      const Tensor of_p = p.sum(-1, true), of_v = at::bmm(p, v.narrow(1, first, count));
+      const Tensor of_p = p.sum(-1, true);
+      const Tensor of_v = at::bmm(in(stored.exponentials, p), v.narrow(1, first, count));
       const Tensor scale = m.defined() ? (m - shown).exp() : Tensor();
-      const bool scales_sum = what == Forgotten::values || what == Forgotten::division;
-      const bool scales_values = what == Forgotten::sum || what == Forgotten::division;
-      l = l.defined() ? (scales_sum ? l * scale : l) + of_p : of_p;
-      y = y.defined() ? (scales_values ? y * scale : y) + of_v : of_v;
+      const bool scales_sum = what != Forgotten::both && what != Forgotten::sum;
+      const bool scales_values = what != Forgotten::both && what != Forgotten::values;
+      l = in(stored.sum, l.defined() ? (scales_sum ? l * scale : l) + of_p : of_p);
+      y = in(stored.values, y.defined() ? (scales_values ? y * scale : y) + of_v : of_v);
       if (what == Forgotten::division) y = (y / l).nan_to_num(0);
       m = now;
     }
@@ -208,6 +217,51 @@ Tensor values_never_rescaled(const Asked& a, double size) {
 Tensor sum_never_rescaled(const Asked& a, double size) { return online(a, size, Forgotten::sum); }
 Tensor divided_each_time(const Asked& a, double size) {
   return online(a, size, Forgotten::division);
+}
+
+std::vector<double> blocks_and_page(const Asked& a) {
+  std::vector<double> all = blocks(a);
+  const auto page = as_fp64(a.op().page_size);
+  if (page > 0 && std::ranges::count(all, page) == 0) all.push_back(page);
+  return all;
+}
+Tensor exponentials_bf16(const Asked& a, double size) {
+  return online(a, size, Forgotten::nothing, {.exponentials = true});
+}
+Tensor exponentials_fp16(const Asked& a, double size) {
+  return online(a, size, Forgotten::nothing, {.exponentials = true, .dtype = DType::f16});
+}
+Tensor values_bf16(const Asked& a, double size) {
+  return online(a, size, Forgotten::nothing, {.values = true});
+}
+Tensor sum_bf16(const Asked& a, double size) {
+  return online(a, size, Forgotten::nothing, {.sum = true});
+}
+// Exponentials of the scores as they are, which 16 bits do not always hold.
+Tensor unshifted_in(const Asked& a, DType dtype) {
+  return with_softmax(a, [&](const Tensor& s) {
+    const Tensor e = a.in_dtype(s.exp(), dtype);
+    return e / e.sum(-1, true);
+  });
+}
+Tensor unshifted_fp16(const Asked& a, double) { return unshifted_in(a, DType::f16); }
+Tensor unshifted_bf16(const Asked& a, double) { return unshifted_in(a, DType::bf16); }
+// e^x by (1 + x / n)^n, as of units without an exponential.
+std::vector<double> powers(const Asked&) { return {16, 64, 256, 1024}; }
+Tensor exp_by_power(const Asked& a, double n) {
+  return with_softmax(a, [n](const Tensor& s) {
+    const Tensor e = (1 + (s - s.amax(-1, true)) / n).clamp_min(0).pow(n);
+    return e / e.sum(-1, true);
+  });
+}
+// Keys that count little are skipped, as if they counted nothing.
+std::vector<double> shares(const Asked&) { return {8, 16, 32, 64, 128, 256, 1024}; }
+Tensor small_left_out(const Asked& a, double share) {
+  return with_softmax(a, [share](const Tensor& s) {
+    const Tensor e = (s - s.amax(-1, true)).exp();
+    const Tensor kept = at::where(e * share < 1, at::zeros_like(e), e);
+    return kept / kept.sum(-1, true);
+  });
 }
 
 // -inf minus -inf in a split of which a query sees no key, though another of its pass does.
@@ -250,6 +304,18 @@ constexpr Hypothesis kSoftmax[] = {
     {"an online softmax over blocks of {:g} keys whose sum is never rescaled", sum_never_rescaled,
      blocks},
     {"an online softmax that divides after each block of {:g} keys", divided_each_time, blocks},
+    {"an online softmax over blocks of {:g} keys, its exponentials rounded to bf16 for V",
+     exponentials_bf16, blocks_and_page},
+    {"an online softmax over blocks of {:g} keys, its exponentials rounded to fp16 for V",
+     exponentials_fp16, blocks_and_page},
+    {"an online softmax over blocks of {:g} keys, its values rounded to bf16 after each",
+     values_bf16, blocks_and_page},
+    {"an online softmax over blocks of {:g} keys, its sum rounded to bf16 after each", sum_bf16,
+     blocks_and_page},
+    {"its exponentials without the maximum rounded to fp16", unshifted_fp16},
+    {"its exponentials without the maximum rounded to bf16", unshifted_bf16},
+    {"its exponentials by (1 + x / n)^n, n = {:g}", exp_by_power, powers},
+    {"keys whose weight is under 1/{:g} of the largest left out", small_left_out, shares},
     {"its scores rounded to bf16", scores_in_bf16},
     {"its scores rounded to fp16", scores_in_fp16},
     {"its weights rounded to bf16", weights_in_bf16},

@@ -187,8 +187,8 @@ constexpr Hypothesis kTold[] = {
     {"the right result in fp8 (e4m3) with a scale a row", through_fp8_by_row},
     {"the right result in int8 with a scale a row", through_int8_by_row},
     {"the right result rounded to tf32", through_tf32},
-    {"right results in rows of others", rows_as_told},
-    {"right results in columns of others", columns_as_told},
+    {"right results in rows of others", rows_as_told, nullptr, nullptr, Scope::told},
+    {"right results in columns of others", columns_as_told, nullptr, nullptr, Scope::told},
 };
 
 }  // namespace

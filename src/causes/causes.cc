@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 
 #include "src/causes/evidence.h"
 
@@ -31,6 +33,8 @@ constexpr int64_t kMostRightPasses = 16;
 constexpr double kNearer = 0.98;
 // Said of a place at most, where several explain it equally well; and how many are kept.
 constexpr size_t kMostSaid = 3, kMostKept = 8;
+// Values of one way that are said each; of more, that there are more.
+constexpr int kMostValues = 2;
 
 // The distances of two that are equally good differ by chance alone. A mean over n elements is
 // known to about 1 / sqrt(n) of itself; three of these are allowed.
@@ -41,6 +45,10 @@ double much_as_good(double distance, int64_t elements) {
 // A hypothesis that is no nearer than what is right explains nothing. Where few elements are over
 // their budgets, the rounding of all others makes up most of both distances.
 bool is_nearer(const Fit& fit) { return fit.squares < kNearer * fit.right_squares; }
+
+std::string more_ways(size_t count) {
+  return fmt::format(" (and {} more {} as well)", count, count == 1 ? "way fits" : "ways fit");
+}
 
 }  // namespace
 
@@ -179,11 +187,18 @@ Fit Causes::search(const Evidence& evidence, const OpInPass& op, bool may_search
   return try_guesses(asked->guesses(), *asked, evidence, op.call.contract, of);
 }
 
+// Two may differ elsewhere alone, as in columns that are right: then the plainer one is said.
+bool Causes::is_same(const Candidate& a, const Candidate& b) {
+  return !a.part->columns.empty() && a.part->says == b.part->says &&
+         std::fabs(a.fit.squares - b.fit.squares) <= 1e-9 * a.fit.squares;
+}
+
 Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
                         const Evidence& evidence, RoundingContract contract, OfPlace& of) {
   Fit none = evidence.unexplained();
-  const std::optional<WrongPart> part = evidence.wrong_part();
-  // A bug of the last tile or of one head is a known way there, and right elsewhere.
+  const std::vector<WrongPart> parts = evidence.wrong_parts();
+  // A bug of the last tile or of one head is a known way there, and right elsewhere. The least
+  // narrow part in which it holds is said.
   std::vector<Candidate> in_part;  // which are none if one explains all of it
   for (const Guess& guess : guesses) {
     const Numbers few = asked.evaluate_few(guess);
@@ -194,18 +209,24 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     // Hypotheses see the same nodes; of_elements may differ with the unit that each sets, and the
     // most counts against all.
     none.of_elements = std::max(none.of_elements, fit.of_elements);
-    if (!fit.explains() && part) {
-      const Fit there = evidence.fit(evidence.within(*part, numbers), of.kinds);
-      if (there.explains() && is_nearer(there))
-        in_part.push_back({guess, contract, asked.says(guess) + part->says, there, part});
+    for (size_t p = 0; p < parts.size() && !fit.explains(); ++p) {
+      if (parts[p].of_rows && asked.picks_rows(guess)) continue;
+      const Fit there = evidence.fit(evidence.within(parts[p], numbers), of.kinds);
+      if (!there.explains() || !is_nearer(there)) continue;
+      const Candidate found{guess, contract, asked.says(guess) + parts[p].says,
+                            there, parts[p], asked.is_general(guess)};
+      if (std::ranges::none_of(in_part, [&](const Candidate& c) { return is_same(c, found); }))
+        in_part.push_back(found);
+      break;
     }
     if (!fit.explains() || !is_nearer(fit)) continue;
     // A parameter that was searched for may be a usual one but for its last bit.
     const std::string says = asked.says(guess);
     if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)
-      of.candidates.push_back({guess, contract, says, fit, std::nullopt});
+      of.candidates.push_back({guess, contract, says, fit, std::nullopt, asked.is_general(guess)});
   }
-  if (of.candidates.empty()) of.candidates = std::move(in_part);
+  if (std::ranges::all_of(of.candidates, &Candidate::is_general))
+    std::ranges::move(in_part, std::back_inserter(of.candidates));
   return none;
 }
 
@@ -232,8 +253,8 @@ std::vector<Finding::LooksLike> Causes::exact_causes(const OfPlace& of) {
   return all;
 }
 
-// The plainest of those that are as near as the nearest are said first (Guess::number).
-std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
+// Those that are as near as the nearest, the plainest first (Guess::number).
+std::vector<Causes::Candidate> Causes::best_causes(const OfPlace& of) {
   std::vector<Candidate> good;
   for (Candidate candidate : of.candidates) {
     candidate.fit.add(of.unexplained);
@@ -244,11 +265,32 @@ std::vector<Finding::LooksLike> Causes::best_causes(const OfPlace& of) {
   const Candidate& best = *std::ranges::min_element(good, {}, distance);
   const double most = much_as_good(distance(best), best.fit.counted);
   std::erase_if(good, [&](const Candidate& c) { return distance(c) > most; });
+  if (!std::ranges::all_of(good, &Candidate::is_general))
+    std::erase_if(good, &Candidate::is_general);
   std::ranges::stable_sort(good, {}, [](const Candidate& c) { return c.guess.number; });
-  if (good.size() > kMostSaid) good.resize(kMostSaid);
+  return good;
+}
+
+// Several values of one way that fit equally well do not tell the value, and several ways do not
+// tell the way: none is said as if it were the only one. Whatever makes NaN in the same rows fits
+// where nothing but NaN was stored.
+std::vector<Finding::LooksLike> Causes::in_words(std::vector<Candidate> good) {
+  std::map<int, int> values;  // by way
+  for (const Candidate& c : good) ++values[c.guess.number];
+  std::set<int> said;
+  std::erase_if(good, [&](const Candidate& c) {
+    return !said.insert(c.guess.number).second && values[c.guess.number] > kMostValues;
+  });
   std::vector<Finding::LooksLike> all;
-  for (const Candidate& c : good)
-    all.push_back({c.says, c.fit.elements, c.fit.of_elements, c.fit.nodes, c.fit.of_nodes});
+  for (const Candidate& c : good) {
+    if (all.size() == kMostSaid) break;
+    std::string says = c.says;
+    if (const int of = values[c.guess.number]; of > kMostValues)
+      says += fmt::format(" (or another of {} values that fit as well)", of);
+    if (c.fit.numbers == 0) says += ", or whatever else makes NaN there";
+    all.push_back({says, c.fit.elements, c.fit.of_elements, c.fit.nodes, c.fit.of_nodes});
+  }
+  if (good.size() > kMostSaid) all.back().says += more_ways(good.size() - kMostSaid);
   return all;
 }
 
@@ -264,25 +306,55 @@ std::vector<Finding::LooksLike> Causes::region_causes(const OfPlace& of) {
   const double most = much_as_good(distance(best), best.tried.fit.counted);
   std::erase_if(good, [&](const RegionCandidate& c) { return distance(c) > most; });
   std::vector<Finding::LooksLike> all;
-  std::set<std::vector<size_t>> ops;
+  std::map<std::vector<size_t>, size_t> ways;  // by op
+  for (const RegionCandidate& c : good) ++ways[c.tried.guess.ops];
+  std::set<std::vector<size_t>> said;
   for (const RegionCandidate& c : good) {
-    if (!ops.insert(c.tried.guess.ops).second) continue;
+    if (!said.insert(c.tried.guess.ops).second) continue;
     const Fit& fit = c.tried.fit;
-    all.push_back({c.says, fit.elements, fit.of_elements, fit.nodes, fit.of_nodes});
+    const size_t others = ways[c.tried.guess.ops] - 1;
+    std::string says = c.says;
+    if (others > 0) says += more_ways(others);
+    all.push_back({says, fit.elements, fit.of_elements, fit.nodes, fit.of_nodes});
   }
   if (all.size() > kMostSaid) all.clear();
   return all;
 }
 
+// Where several fit one place equally well, one that is the only one elsewhere is meant: a kernel
+// has its bug at each place that it serves.
+void Causes::put_best_into(Result& result) const {
+  std::map<const PlaceSummary*, std::vector<Candidate>> good;
+  std::map<OpKind, std::vector<Guess>> only;
+  for (const PlaceSummary& summary : result.places) {
+    const auto found = places_.find({summary.place.point->order(), summary.place.layer});
+    if (found == places_.end() || !is_finding(summary.verdict)) continue;
+    std::vector<Candidate> best = best_causes(found->second);
+    if (best.size() == 1) only[summary.place.point->op].push_back(best.front().guess);
+    good[&summary] = std::move(best);
+  }
+  for (PlaceSummary& summary : result.places) {
+    const auto found = good.find(&summary);
+    if (found == good.end()) continue;
+    std::vector<Candidate>& all = found->second;
+    const std::vector<Guess>& told = only[summary.place.point->op];
+    const auto is_told = [&](const Candidate& c) { return std::ranges::count(told, c.guess) > 0; };
+    if (std::ranges::any_of(all, is_told))
+      std::erase_if(all, [&](const Candidate& c) { return !is_told(c); });
+    summary.looks_like = in_words(std::move(all));
+  }
+}
+
 void Causes::put_into(Result& result) const {
+  put_best_into(result);
   for (PlaceSummary& summary : result.places) {
     const Place& place = summary.place;
     const auto found = places_.find({place.point->order(), place.layer});
     if (found == places_.end() || !is_finding(summary.verdict)) continue;
-    const bool exact = !found->second.exact.empty();
-    summary.looks_like = exact                              ? exact_causes(found->second)
-                         : !found->second.in_region.empty() ? region_causes(found->second)
-                                                            : best_causes(found->second);
+    if (!found->second.exact.empty())
+      summary.looks_like = exact_causes(found->second);
+    else if (!found->second.in_region.empty())
+      summary.looks_like = region_causes(found->second);
   }
 }
 

@@ -53,7 +53,7 @@ class Causes {
   // The part of what an op stored that is wrong: some columns, and the rows that a pass has wrong.
   struct WrongPart {
     bool of_rows = false;
-    size_t first_column = 0, columns = 0;  // 0: all
+    std::vector<bool> columns;  // empty: all
     std::string says;
   };
   struct Candidate {
@@ -62,6 +62,7 @@ class Causes {
     std::string says;
     Fit fit;
     std::optional<WrongPart> part;  // where it holds alone
+    bool is_general = false;        // says less than any other that fits
   };
   struct RegionCandidate {
     RegionInPass::Tried tried;
@@ -84,13 +85,16 @@ class Causes {
                      const std::set<int32_t>& requests);
   static void add_exact(const std::vector<ExactNode>& nodes, OfPlace& of);
   static std::vector<Finding::LooksLike> exact_causes(const OfPlace& of);
-  static std::vector<Finding::LooksLike> best_causes(const OfPlace& of);
+  static std::vector<Candidate> best_causes(const OfPlace& of);
+  static std::vector<Finding::LooksLike> in_words(std::vector<Candidate> good);
+  void put_best_into(Result& result) const;
   static std::vector<Finding::LooksLike> region_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
   Fit search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
   static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
                          const Evidence& evidence, RoundingContract contract, OfPlace& of);
+  static bool is_same(const Candidate& a, const Candidate& b);  // of two in part
   bool may_search(const Place& place) const;
 
   const Manifest& manifest_;

@@ -4,6 +4,7 @@
 #include "src/causes/evidence.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -16,6 +17,26 @@ namespace lockstep {
 constexpr size_t kFew = 8;
 // Fewer wrong elements than these do not tell a part from chance.
 constexpr int64_t kLeastOver = 12;
+
+// More runs than these are no part that a bug has: "heads 2 to 3 and 5".
+constexpr size_t kMostRuns = 3;
+
+namespace {
+
+// Which of some things, "head 5" or "dims 0 to 3 and 32 to 35"; nothing where they are strewn.
+std::string runs_of(const std::vector<bool>& some, const char* name) {
+  std::vector<std::string> runs;
+  for (size_t first = 0, end = 0; first < some.size(); first = end + 1) {
+    for (end = first; end < some.size() && some[end];) ++end;
+    if (end == first + 1) runs.push_back(fmt::format("{}", first));
+    if (end > first + 1) runs.push_back(fmt::format("{} to {}", first, end - 1));
+  }
+  if (runs.empty() || runs.size() > kMostRuns) return {};
+  const bool is_one = std::ranges::count(some, true) == 1;
+  return fmt::format("{}{} {}", name, is_one ? "" : "s", fmt::join(runs, " and "));
+}
+
+}  // namespace
 
 TensorView Causes::Evidence::pick(const RecordedTensor* tensor) {
   return picked_.emplace_back(tensor, rows_).view();
@@ -122,14 +143,20 @@ void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
 // Rows with an element over its budget are taken, as far apart as they can be.
 void Causes::Evidence::put_few() {
   std::vector<size_t> wrong;
+  wrong_rows_.assign(rows_.size(), false);
+  wrong_columns_.assign(row_size_, false);
   for (Node& node : nodes_) {
     if (!node.is_wrong) continue;
     const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
     for (size_t r = 0; r < node.rows.size(); ++r) {
       int64_t over = 0;
-      for (size_t i = r * row_size_; i < (r + 1) * row_size_; ++i) over += is_over(held, i) ? 1 : 0;
+      for (size_t i = 0; i < row_size_; ++i) {
+        if (!is_over(held, r * row_size_ + i)) continue;
+        wrong_columns_[i] = true;
+        ++over;
+      }
       node.over += over;
-      if (over > 0) wrong.push_back(node.rows[r]);
+      if (over > 0) wrong.push_back(node.rows[r]), wrong_rows_[node.rows[r]] = true;
     }
     if (node.over == 0) return;  // only all of its elements together are wrong
   }
@@ -205,54 +232,67 @@ bool Causes::Evidence::may_explain(const Numbers& hypothesis) const {
   return 2 * fit.elements >= fit.of_elements;
 }
 
-std::vector<bool> Causes::Evidence::wrong_rows() const {
-  std::vector<bool> wrong(rows_.size());
-  for (const Node& node : nodes_) {
-    if (!node.is_wrong) continue;
-    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
-    for (size_t i = 0; i < node.got.size(); ++i)
-      if (is_over(held, i)) wrong[node.rows[i / row_size_]] = true;
-  }
-  return wrong;
+// Heads that have a wrong column; the wrong columns themselves, of a head where there are heads;
+// and what lies between the first and the last one, as results near a right one are not over.
+std::vector<Causes::WrongPart> Causes::Evidence::parts_of_columns() const {
+  const auto extents = op.got.shape.extents();
+  const size_t dim = extents.size() == 3 ? static_cast<size_t>(extents[2]) : row_size_;
+  const size_t heads = row_size_ / dim;
+  std::vector<bool> of_head(heads), of_dim(dim);
+  for (size_t c = 0; c < row_size_; ++c)
+    if (wrong_columns_[c]) of_head[c / dim] = of_dim[c % dim] = true;
+  const auto in_heads = [&](const std::vector<bool>& dims) {
+    std::vector<bool> columns(row_size_);
+    for (size_t c = 0; c < row_size_; ++c) columns[c] = of_head[c / dim] && dims[c % dim];
+    return columns;
+  };
+  const bool some_heads = std::ranges::count(of_head, false) > 0;
+  // Rows of experts have a choice where those of attention have a head.
+  const std::string heads_said =
+      runs_of(of_head, op.call.place.point->head_axis < 0 ? "choice" : "head");
+  std::vector<WrongPart> parts;
+  if (some_heads && heads_said.empty()) return parts;
+  if (some_heads)
+    parts.push_back({.columns = in_heads(std::vector<bool>(dim, true)),
+                     .says = ", in " + heads_said + " alone"});
+  if (std::ranges::count(of_dim, false) == 0) return parts;
+  const char* const unit = heads > 1 ? "dim" : "column";
+  std::vector<bool> between(dim);
+  const auto first = std::ranges::find(of_dim, true) - of_dim.begin();
+  const auto last = std::ranges::find(of_dim.rbegin(), of_dim.rend(), true) - of_dim.rbegin();
+  std::fill(between.begin() + first, between.end() - last, true);
+  const std::string of_heads = some_heads ? " of " + heads_said : "";
+  // One column is off by one factor, which something or other has by chance.
+  const auto add = [&](const std::vector<bool>& dims) {
+    if (std::ranges::count(dims, true) < 2) return;
+    if (const std::string runs = runs_of(dims, unit); !runs.empty())
+      parts.push_back({.columns = in_heads(dims), .says = ", in " + runs + of_heads + " alone"});
+  };
+  if (between != std::vector<bool>(dim, true)) add(between);
+  if (between != of_dim) add(of_dim);
+  return parts;
 }
 
-// A bug of the last tile, of one head, of some tokens leaves the rest right. Columns from the first
-// to the last wrong one are taken, and the rows that have a wrong element.
-std::optional<Causes::WrongPart> Causes::Evidence::wrong_part() const {
-  size_t first = row_size_, last = 0;
-  int64_t over = 0;
-  for (const Node& node : nodes_) {
-    if (!node.is_wrong) continue;
-    const WrongNode held{op.got.dtype, node.got, node.want, node.limit};
-    for (size_t i = 0; i < node.got.size(); ++i) {
-      if (!is_over(held, i)) continue;
-      first = std::min(first, i % row_size_), last = std::max(last, i % row_size_);
-      ++over;
-    }
-  }
-  const std::vector<bool> rows = wrong_rows();
-  WrongPart part{.of_rows = std::ranges::count(rows, false) > 0};
-  if (over < kLeastOver) return {};
-  if (last - first + 1 < row_size_) {
-    part.first_column = first, part.columns = last - first + 1;
-    const auto extents = op.got.shape.extents();
-    const size_t dim = extents.size() == 3 ? static_cast<size_t>(extents[2]) : 0;
-    part.says = dim > 0 && first % dim == 0 && (last + 1) % dim == 0
-                    ? fmt::format(", in heads {} to {} alone", first / dim, last / dim)
-                    : fmt::format(", in columns {} to {} alone", first, last);
-  }
-  if (part.of_rows) part.says += ", in some of its rows alone";
-  return part.says.empty() ? std::nullopt : std::optional(part);
+// A bug of the last tile, of one head, of some tokens leaves the rest right.
+std::vector<Causes::WrongPart> Causes::Evidence::wrong_parts() const {
+  if (unexplained().of_elements < kLeastOver) return {};
+  const std::string rows_said = ", in some of its rows alone";
+  const bool some_rows = std::ranges::count(wrong_rows_, false) > 0;
+  std::vector<WrongPart> parts, of_columns = parts_of_columns();
+  if (some_rows) parts.push_back({.of_rows = true, .says = rows_said});
+  for (const WrongPart& part : of_columns) parts.push_back(part);
+  for (const WrongPart& part : of_columns)
+    if (some_rows) parts.push_back({true, part.columns, part.says + rows_said});
+  return parts;
 }
 
 Numbers Causes::Evidence::within(const WrongPart& part, const Numbers& hypothesis) const {
   std::vector<double> mixed(op.right.begin(), op.right.end());
-  const std::vector<bool> rows = wrong_rows();
-  const size_t columns = part.columns == 0 ? row_size_ : part.columns;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    if (part.of_rows && !rows[r]) continue;
-    for (size_t c = part.first_column; c < part.first_column + columns; ++c)
-      mixed[r * row_size_ + c] = hypothesis[r * row_size_ + c];
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    if (part.of_rows && !wrong_rows_[r]) continue;
+    for (size_t c = 0; c < row_size_; ++c)
+      if (part.columns.empty() || part.columns[c])
+        mixed[r * row_size_ + c] = hypothesis[r * row_size_ + c];
   }
   return mixed;
 }

@@ -25,8 +25,9 @@ struct Causes::Evidence {
   // Whether half of what is wrong in the rows op.few lies where the hypothesis has it. `hypothesis`
   // is of these rows alone or of all.
   bool may_explain(const Numbers& hypothesis) const;
-  // Nothing where all of it is wrong, or too little of it to tell.
-  std::optional<WrongPart> wrong_part() const;
+  // Parts in which a cause may hold alone, the least narrow first: its wrong rows, its wrong
+  // columns, both. None where all of it is wrong, or too little of it to tell.
+  std::vector<WrongPart> wrong_parts() const;
   // The hypothesis there, and what is right elsewhere.
   Numbers within(const WrongPart& part, const Numbers& hypothesis) const;
   // Holds a hypothesis's result, of all rows, against the nodes found wrong, and against those
@@ -52,8 +53,7 @@ struct Causes::Evidence {
   bool pick_caches(const Pass& pass, const Place& cache, const Judge& judge);
   bool judge_rows(const std::vector<size_t>& rows, Oracle& oracle, std::vector<double>& want);
   bool judge(Oracle& oracle);
-  // Says of each row whether it has an element over its budget.
-  std::vector<bool> wrong_rows() const;
+  std::vector<WrongPart> parts_of_columns() const;
   void put_nodes(const std::set<int32_t>& requests);
   void put_few();
 
@@ -65,6 +65,7 @@ struct Causes::Evidence {
   size_t row_size_ = 0;
   std::vector<double> limit_;  // B of each element
   std::vector<Node> nodes_;
+  std::vector<bool> wrong_rows_, wrong_columns_;  // that have an element over its budget
 };
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ struct WrongRead {
   const KvHistory::Writer* writer = nullptr;  // of what was read; null: nobody wrote it
   int64_t slot = -1;                          // where the row's own table puts it; -1: not known
   bool repeats = false;                       // the position before holds the same
-  bool blank = false;                         // it holds no number
+  bool blank = false;                         // it holds no number, as slots that nobody wrote
   std::vector<char> k, v;                     // what was read, where it was kept
 };
 
@@ -109,6 +109,26 @@ std::set<std::string> changes_between(std::span<const char> right_bytes,
   return all;
 }
 
+// Whether K or V of a row holds no number, as slots do that nobody wrote.
+bool is_blank(const std::vector<char>& half, DType dtype) {
+  if (half.empty() || dtype == DType::i32) return false;
+  return std::ranges::all_of(numbers_of(half, dtype), [](double x) { return std::isnan(x); });
+}
+// Numbers that are right but for those that are NaN.
+std::set<std::string> part_never_cached(std::span<const char> right_bytes,
+                                        const std::vector<char>& bytes, DType dtype) {
+  const std::vector<double> right = numbers_of(right_bytes, dtype), got = numbers_of(bytes, dtype);
+  int64_t blank = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(got[i]) && !std::isnan(right[i]))
+      ++blank;
+    else if (got[i] != right[i] && !std::isnan(got[i]))
+      return {};
+  }
+  if (blank == 0) return {};
+  return {fmt::format("cached in part: {} of {} numbers are what nobody wrote", blank, got.size())};
+}
+
 class CacheNode {
  public:
   CacheNode(const Pass& pass, const RecordedTensor& kv, int32_t request, int64_t page_size,
@@ -126,18 +146,12 @@ class CacheNode {
       read.writer = history.writer_of(read.hash);
       read.repeats = i > 0 && hashes[i - 1] == read.hash;
       if (pages != pass.info.pages.end()) read.slot = slot_in(pages->pages, read.row.position);
-      read.blank = is_blank(kv, i);
-      if (read.blank) read.writer = nullptr;
       read.k = half_of(kv, i, 0);
       read.v = half_of(kv, i, 1);
+      read.blank = is_blank(read.k, dtype_) && is_blank(read.v, dtype_);
+      if (read.blank) read.writer = nullptr;
       wrong_.push_back(std::move(read));
     }
-  }
-
-  // Whether a row holds no number, as slots do that nobody wrote: rows of NaN are alike.
-  static bool is_blank(const RecordedTensor& kv, int64_t row) {
-    const TensorView data = kv.data;
-    return !data.empty() && std::isnan(value_at(data, row * data.row_size()));
   }
 
   int64_t slot_in(const std::vector<int32_t>& pages, int64_t position) const {
@@ -175,6 +189,8 @@ class CacheNode {
         of_v ? history_.v(read.expected) : history_.k(read.expected);
     if (bytes.empty() || right.empty() || dtype_ == DType::i32) return {};
     if (same(bytes, right)) return {""};
+    if (is_blank(bytes, dtype_)) return {"never cached: its slots hold what nobody wrote"};
+    if (const auto part = part_never_cached(right, bytes, dtype_); !part.empty()) return part;
     // Its own numbers, changed; or others that were written as they are.
     std::set<std::string> all = changes_between(right, bytes, dtype_, heads_);
     if (const auto by = history_.written_as(bytes, of_v); by && by->of_v == of_v) {
@@ -207,12 +223,13 @@ class CacheNode {
     // The pair is nobody's, but each half may be one that was written.
     if (read.writer == nullptr) {
       const std::span<const char> k = history_.k(read.expected), v = history_.v(read.expected);
-      if (same(read.k, k) && same(read.v, k)) {
+      // First, as what was to be written may have been NaN too, which equals it.
+      if (read.blank || read.k.empty()) {
+        ++tally["never cached: the slots hold what nobody wrote"];
+      } else if (same(read.k, k) && same(read.v, k)) {
         ++tally["K in the place of V"];
       } else if (same(read.k, v) && same(read.v, v)) {
         ++tally["V in the place of K"];
-      } else if (read.blank || read.k.empty()) {
-        ++tally["never cached: the slots hold what nobody wrote"];
       } else {
         explain_halves(read, tally);
       }

@@ -50,12 +50,17 @@ double square_of(const WrongNode& n, double value, size_t i) {
   return squared((n.got[i] - value) / allowed(value, n.want[i], n.limit[i], n.dtype));
 }
 
+void add_explained(const WrongNode& n, size_t i, bool is_explained, Fit& fit) {
+  fit.elements += is_explained ? 1 : 0;
+  fit.numbers += is_explained && !std::isnan(n.got[i]) ? 1 : 0;
+}
+
 Fit of_those_over(const WrongNode& n, std::span<const double> h, const std::vector<bool>& over) {
   Fit fit{.of_nodes = 1};
   for (size_t i = 0; i < h.size(); ++i) {
     const bool near = within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype);
     if (over[i])
-      ++fit.of_elements, fit.elements += near ? 1 : 0;
+      ++fit.of_elements, add_explained(n, i, near, fit);
     else
       fit.lost += near ? 0 : 1;
   }
@@ -67,7 +72,7 @@ Fit of_those_misrounded(const WrongNode& n, std::span<const double> h) {
   for (size_t i = 0; i < h.size(); ++i) {
     const bool hit = same(n.got[i], round_to(h[i], n.dtype));
     if (!same(n.got[i], round_to(n.want[i], n.dtype)))
-      ++fit.of_elements, fit.elements += hit ? 1 : 0;
+      ++fit.of_elements, add_explained(n, i, hit, fit);
     else if (!within(n.got[i], h[i], n.want[i], n.limit[i], n.dtype))
       ++fit.lost;
   }
@@ -87,7 +92,7 @@ Fit of_those_apart(const WrongNode& n, std::span<const double> h) {
   for (size_t i = 0; i < h.size(); ++i) {
     const bool near = off(h, i) <= clear;
     if (off(n.want, i) > clear)
-      ++fit.of_elements, fit.elements += near ? 1 : 0;
+      ++fit.of_elements, add_explained(n, i, near, fit);
     else if (off(h, i) > 1)
       ++fit.lost;
   }
@@ -98,6 +103,7 @@ Fit of_those_apart(const WrongNode& n, std::span<const double> h) {
 
 void Fit::add(const Fit& other) {
   elements += other.elements, of_elements += other.of_elements, lost += other.lost;
+  numbers += other.numbers;
   nodes += other.nodes, of_nodes += other.of_nodes;
   squares += other.squares, right_squares += other.right_squares, counted += other.counted;
   refuting += other.refuting;
@@ -135,14 +141,14 @@ Fit fit_in_region(const WrongNode& n, std::span<const double> h) {
   for (size_t i = 0; i < h.size(); ++i) {
     const double of_guess = off(h[i], i), of_right = off(n.want[i], i);
     if (of_right > 2)
-      ++fit.of_elements, fit.elements += of_guess <= 1 ? 1 : 0;
+      ++fit.of_elements, add_explained(n, i, of_guess <= 1, fit);
     else
       fit.lost += of_guess > 2 ? 1 : 0;
     fit.squares += of_guess * of_guess;
     fit.right_squares += of_right * of_right;
     ++fit.counted;
   }
-  if (fit.squares > kOneRounding * static_cast<double>(fit.counted)) fit.elements = 0;
+  if (fit.squares > kOneRounding * static_cast<double>(fit.counted)) fit.elements = fit.numbers = 0;
   fit.nodes = fit.explains() ? 1 : 0;
   return fit;
 }

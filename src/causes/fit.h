@@ -21,8 +21,9 @@ struct WrongNode {
 // The outcome of holding a hypothesis against nodes. Sums may be added up.
 struct Fit {
   int64_t elements = 0, of_elements = 0;  // explained, of the wrong ones
-  int64_t lost = 0;                       // right elements that the hypothesis would have otherwise
-  int64_t nodes = 0, of_nodes = 0;        // explained
+  int64_t numbers = 0;              // explained ones that are no NaN, as any two NaN are alike
+  int64_t lost = 0;                 // right elements that the hypothesis would have otherwise
+  int64_t nodes = 0, of_nodes = 0;  // explained
   // Squares of the distance of what was stored from the hypothesis, in what one rounding of it and
   // the op's arithmetic allow, of NaN and Infinity a million if they differ; and of its distance
   // from the right result in the same unit.

@@ -47,6 +47,10 @@ class OpHypotheses {
   // or its rows are made of others, and evaluate() must be asked.
   virtual Numbers evaluate_few(const Guess&) { return {}; }
   virtual std::string says(const Guess& guess) const = 0;  // "RMSNorm over blocks of 16"
+  // Whether it says where numbers landed alone, so that any other that fits as well says more.
+  virtual bool is_general(const Guess&) const { return false; }
+  // Whether it is about some rows itself, so that it cannot hold in others of them alone.
+  virtual bool picks_rows(const Guess&) const { return false; }
 };
 
 class Hypotheses {

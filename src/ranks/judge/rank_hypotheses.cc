@@ -65,6 +65,13 @@ class OfParts final : public OpHypotheses {
     return who == 0 ? what : fmt::format("{} in rank {}", what, who - 1);
   }
 
+  bool is_general(const Guess& guess) const override {
+    return whole_->is_general(whole_guess(guess));
+  }
+  bool picks_rows(const Guess& guess) const override {
+    return whole_->picks_rows(whole_guess(guess));
+  }
+
  private:
   Guess whole_guess(const Guess& guess) const { return {guess.number / each_, guess.value}; }
 

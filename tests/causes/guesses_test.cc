@@ -1,0 +1,109 @@
+// Guesses where they do not belong: of ops with other heads, outputs and rows, as layers, passes
+// and siblings hand them on. None may end the judgement, or be taken for numbers of this op.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <type_traits>
+
+#include "kernels/ops.h"
+#include "src/faults/seeds.h"
+#include "tests/judged.h"
+
+namespace lockstep {
+namespace {
+
+// Numbers of other extents: heads, rows, widths.
+constexpr double kForeign[] = {3, 7, 100, 4999};
+
+// Tries each guess about an op on the others of its kind, and each with foreign numbers.
+class Exchanged final : public Hypotheses {
+ public:
+  explicit Exchanged(std::unique_ptr<Hypotheses> whole) : whole_(std::move(whole)) {}
+
+  std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
+    auto asked = whole_->of(op);
+    if (!seen_.insert(op.call.place.point->name).second) return asked;
+    std::vector<Guess>& guesses = of_kind_[op.call.place.point->op];
+    std::set<int> with_value;
+    for (const Guess& guess : asked->guesses()) {
+      guesses.push_back(guess);
+      if (guess.value != 0 && with_value.insert(guess.number).second)
+        for (const double foreign : kForeign) guesses.push_back({guess.number, foreign});
+    }
+    for (const Guess& guess : guesses) {
+      SCOPED_TRACE(testing::Message() << op.call.place.point->name << ": " << asked->says(guess));
+      EXPECT_NO_THROW({
+        const Numbers numbers = asked->evaluate(guess);
+        EXPECT_TRUE(numbers.empty() || std::ssize(numbers) == op.got.count());
+        asked->evaluate_few(guess);
+      });
+    }
+    tried += guesses.size();
+    return asked;
+  }
+
+  static inline size_t tried = 0;
+
+ private:
+  std::unique_ptr<Hypotheses> whole_;
+  std::set<std::string_view> seen_;
+  std::map<OpKind, std::vector<Guess>> of_kind_;
+};
+
+// LibTorch's reference, but for its hypotheses.
+class Library final : public ReferenceLibrary {
+ public:
+  std::string version() const override { return whole_.version(); }
+  bool has_gpu(int number) const override { return whole_.has_gpu(number); }
+  std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
+                                 const ReferenceOptions& options) override {
+    return whole_.oracle(checkpoint, options);
+  }
+  std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
+                                        const ReferenceOptions& options, DType compute) override {
+    return whole_.model(checkpoint, options, compute);
+  }
+  std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint& checkpoint,
+                                            const ReferenceOptions& options) override {
+    return whole_.error_sharer(checkpoint, options);
+  }
+  std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
+                                         const ReferenceOptions& options) override {
+    return std::make_unique<Exchanged>(whole_.hypotheses(checkpoint, options));
+  }
+
+ private:
+  ReferenceLibrary& whole_ = open_reference();
+};
+
+// Every op that computes is wrong, so that all are asked about.
+Ops spoilt() {
+  Ops ops = cpu_ops();
+  for_each_op([&](const auto& row) {
+    wrap(ops.*row.entry,
+         [=](const auto& right, const OpContext& context, const auto& out, const auto&... inputs) {
+           right(context, out, inputs...);
+           if constexpr (std::is_same_v<decltype(out), const TensorView&>)
+             for (int64_t i = 0; out.dtype != DType::i32 && i < out.count(); ++i)
+               put(out, i, get(out, i) * (i % 3 == 0 ? 0.6f : 1.3f));
+         });
+  });
+  return ops;
+}
+
+TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-moe"));
+  Library library;
+  JudgedRun run{.checkpoint = checkpoint, .reference = library};
+  run.ops = spoilt();
+  run.causes = true;
+  run.requests = {{.prompt = some_tokens(9, checkpoint.config().vocab), .max_new = 3},
+                  {.prompt = some_tokens(5, checkpoint.config().vocab), .max_new = 2}};
+  const Result result = judged(run);
+  EXPECT_TRUE(result.first);
+  EXPECT_GT(Exchanged::tried, 1000);
+}
+
+}  // namespace
+}  // namespace lockstep
