@@ -39,6 +39,43 @@ class Parts(import_test.Dumped):
             self.assertEqual((first.place, first.number), (place, 1), first)
             safetensors.torch.save_file(content | {"round_1.layer_3.kv": kept}, file)
 
+    def saved_with_padding(self, names):
+        """npz files, [batch, column, ...], whose padding holds other numbers than those of rows."""
+        shape, lengths = {0: (2, 6), 1: (2, 1)}, [4, 6]
+        for number, run in enumerate(self.right.passes):
+            keep = np.arange(shape[number][1])[None] >= shape[number][1] - np.array(
+                [[4], [6]] if number == 0 else [[1], [1]])
+
+            def padded(rows, keep=keep):
+                made = np.full((*keep.shape, *rows.shape[1:]), 7, rows.dtype)
+                made[keep] = rows
+                return made
+            arrays = {name: padded(self.right.tensor(point, layer, number=number))
+                      for name, (point, layer) in names.items()}
+            mask = np.arange(6 + number)[None] >= 6 - np.array(lengths)[:, None]
+            np.savez(self.folder / f"dump/step_{number}.npz", **arrays, attention_mask=mask,
+                     input_ids=padded(np.array([row.token for row in run.rows])),
+                     lm_head=self.right.tensor("logits", None, number=number)[:, None])
+
+    def test_padding_of_a_batch_is_no_row(self):
+        """What a loop over a padded batch saves by hand: its attention_mask says what is what."""
+        (self.folder / "dump").mkdir()
+        names = {"model.embed_tokens": ("embed", None), "model.norm": ("final.norm", None)}
+        for i in range(6):
+            names |= {f"model.layers.{i}.{name}": (point, i) for name, point in (
+                ("input_layernorm", "attn.norm"), ("self_attn.q_proj", "attn.q"),
+                ("self_attn.k_proj", "attn.k"), ("self_attn.v_proj", "attn.v"),
+                ("self_attn.o_proj", "attn.o"), ("mlp.down_proj", "mlp.down"))}
+        self.saved_with_padding(names)
+        _, out = self.imported("huggingface", schema="hf")
+        with lockstep.Trace(out) as trace:
+            self.assertEqual([[(row.request, row.position) for row in run.rows]
+                              for run in trace.passes],
+                             [[(0, i) for i in range(4)] + [(1, i) for i in range(6)],
+                              [(0, 4), (1, 6)]])
+        right = lockstep.judge(out, QWEN3)
+        self.assertEqual((right.verdict, right.judged), ("clean", right.expected), right)
+
     def test_what_each_layer_left_of_each_request(self):
         """vLLM's connector of hidden states: the region of a layer is the layer."""
         self.made("vllm_hidden_states")

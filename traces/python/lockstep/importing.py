@@ -18,7 +18,7 @@ from lockstep.dumps import read_dump
 from lockstep.dumps.dump import Dump, is_tensor
 from lockstep.dumps.loads import Load
 from lockstep.elements import Elements, elements_of
-from lockstep.errors import LockstepError, check, reading
+from lockstep.errors import DAMAGE, LockstepError, check, reading
 from lockstep.graph import dimensions, graph_of, read_config
 from lockstep.mapping import Map, Rule, read_map
 from lockstep.points import LOGIT_POINTS, Place, nearest
@@ -123,6 +123,7 @@ class Importer:
         self.places = {(node.layer, node.point) for node in writer.graph}
         self.requests = Requests()
         self.rows: list[tuple[int, int]] = []  # request and position of each row of the pass
+        self._keep: NDArray[np.bool_] | None = None  # rows of its tensors that are no padding
 
     def take(self, dump: Dump, tokens: Sequence[int]) -> None:
         for number, loads in enumerate(dump.passes):
@@ -143,12 +144,13 @@ class Importer:
     def _take_pass(self, ids: PassIds, wanted: Sequence[Wanted]) -> None:
         """A tensor at a time, for all of a pass may be more than the memory; logits come first,
         because they tell how many rows have some."""
+        self._keep = ids.keep
         found: dict[Place, Joined] = {}
         for one in wanted:
             if LOGITS in one.places and LOGITS not in found:
                 found.update((joined.place, joined) for joined in self._parts(one))
-        logits = found[LOGITS].elements if LOGITS in found else None
         wide = self.sizes["V"]
+        logits = self._recorded(found[LOGITS].elements, wide) if LOGITS in found else None
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
@@ -187,6 +189,7 @@ class Importer:
         neither."""
         shape = self._row_shape(point)
         size = math.prod(shape)
+        elements = self._recorded(elements, size)
         count, rest = divmod(elements.bits.size, size)
         if not elements.bits.size and not logit_rows:
             return False  # of a pass without logits nothing more was computed
@@ -251,8 +254,12 @@ class Importer:
 
     def _ids(self, loads: dict[str, Load], tokens: Sequence[int]) -> PassIds | None:
         found: dict[str, NDArray[np.int64] | None] = {}
+        mask: NDArray[Any] | None = None
         for kind, pattern in self.mapping.rows.items():
             key = next((key for key in loads if pattern.fullmatch(key)), "")
+            if kind == "mask":
+                mask = self._mask(loads[key]) if key else None
+                continue
             value = self._loaded(key, loads[key]) if key else None
             found[kind] = None if value is None else value.bits.astype(np.int64).reshape(-1)
         own, rows = found["tokens"], found["positions"]
@@ -261,7 +268,25 @@ class Importer:
             found["tokens"] = np.array(tokens, np.int64)[:count]
         if found["tokens"] is None:
             return None
-        return PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
+        ids = PassIds(found["tokens"], found["positions"], found["lengths"], found["requests"])
+        return ids if mask is None else ids.without_padding(mask)
+
+    @staticmethod
+    def _mask(load: Load) -> NDArray[Any] | None:
+        """[batch, column so far]; None: it is of another kind, of a row and a column say."""
+        try:
+            value = load()
+            mask = value.bits if isinstance(value, Elements) else np.asarray(value)
+        except (LockstepError, *DAMAGE):
+            return None
+        return mask if mask.ndim == 2 and len(mask) and mask.dtype.kind in "iub" else None
+
+    def _recorded(self, elements: Elements, size: int) -> Elements:
+        """Rows of `size` elements without those of padding."""
+        keep, bits = self._keep, elements.bits
+        if keep is None or bits.size != len(keep) * size:
+            return elements
+        return Elements(bits.reshape(len(keep), size)[keep], elements.dtype)
 
     def _note_unlike(self, found: Unlike) -> None:
         row = self.writer.row_of(found.place[1], found.row)

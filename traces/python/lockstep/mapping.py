@@ -2,7 +2,8 @@
 
     {"about": "for people",
      "like": "sglang",                          all of another map, but for what stands here
-     "rows": {"tokens": REGEX, "positions": REGEX, "lengths": REGEX, "requests": REGEX},
+     "rows": {"tokens": REGEX, "positions": REGEX, "lengths": REGEX, "requests": REGEX,
+              "mask": REGEX},                   of a batch, [row, column so far]: 0 is padding
      "points": [{"match": REGEX,                of a whole key; its first group is the layer
                  "to": "attn.q"                 or a list, which "split" cuts along the last axis
                  "split": ["H*D", "K*D"],       H heads, K kv heads, D head dim, h hidden, I, V
@@ -26,7 +27,7 @@ from typing import Any, Union
 from lockstep.errors import LockstepError, check
 from lockstep.points import AXES, MODEL_POINTS, Place, nearest
 
-ROWS = ("tokens", "positions", "lengths", "requests")
+ROWS = ("tokens", "positions", "lengths", "requests", "mask")
 
 
 @dataclasses.dataclass(frozen=True)

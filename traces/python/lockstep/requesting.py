@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,21 @@ class PassIds:
     positions: NDArray[np.int64] | None        # of each row
     lengths: NDArray[np.int64] | None = None   # of each request, this pass included
     requests: NDArray[np.int64] | None = None  # of each request or row: the engine's own ids
+    keep: NDArray[np.bool_] | None = None      # of a padded batch: which rows of a tensor are these
+
+    def without_padding(self, mask: NDArray[Any]) -> PassIds:
+        """Of [batch, column], with a mask [batch, column so far] that is 0 where padding is: each
+        row of the batch is a request."""
+        batch = len(mask)
+        columns, rest = divmod(len(self.tokens), batch)
+        if rest or not 0 < columns <= mask.shape[1]:
+            return self
+        keep = mask[:, -columns:] != 0
+        at = np.cumsum(mask != 0, axis=1)[:, -columns:] - 1 if self.positions is None else \
+            np.broadcast_to(self.positions.reshape(-1, columns), keep.shape)
+        owner = np.broadcast_to(np.arange(batch)[:, None], keep.shape)
+        return PassIds(self.tokens.reshape(keep.shape)[keep], at[keep], None, owner[keep],
+                       keep.reshape(-1))
 
 
 class Requests:
