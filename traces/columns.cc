@@ -131,6 +131,11 @@ void check_rows(const std::string& file, const Columns& columns) {
           "{}: pass {} has a row at position {}, wanted 0 to {}: the file is damaged, write the "
           "trace anew",
           file, columns.pass[i], columns.position[i], kMostPositions - 1);
+  for (size_t i = 0; i < columns.phase.size(); ++i)
+    check(columns.phase[i] <= static_cast<uint8_t>(Phase::decode),
+          "{}: pass {} has a row of the phase {}, wanted 0 (prefill) or 1 (decode): the file is "
+          "damaged, write the trace anew",
+          file, columns.pass[i], columns.phase[i]);
   for (size_t i = 0; i < columns.passes(); ++i) {
     const int64_t rows = columns.row_edges[i + 1] - columns.row_edges[i];
     for (int64_t j = columns.logit_row_edges[i]; j < columns.logit_row_edges[i + 1]; ++j) {

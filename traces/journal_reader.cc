@@ -65,6 +65,7 @@ PassInfo info_from(const PassHead& head, Cursor& record) {
   PassInfo info{.pass = head.pass};
   for (const PackedRow& row : record.take_all<PackedRow>(head.rows)) {
     check_run({row.request, row.position, 1});
+    check(row.phase == 0 || row.phase == 1, "the phase of a row is 0 or 1, found {}", row.phase);
     info.rows.push_back({{row.request, row.position},
                          row.token,
                          row.slot,

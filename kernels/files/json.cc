@@ -115,6 +115,9 @@ std::string end_of(const JsonSource& source) {
 JsonDocument::JsonDocument(std::string_view text, const JsonSource& source) {
   check(text.size() <= source.most, "{}: has {} bytes, and at most {} are read{}", source.name,
         text.size(), source.most, end_of(source));
+  // nlohmann's parser takes a NUL for the end of the text, and what follows for nothing.
+  const size_t nul = text.find('\0');
+  check(nul == text.npos, "{}: is no JSON from byte {} on{}", source.name, nul + 1, end_of(source));
   Builder builder;
   // An answer of false to any event ends the parsing there.
   if (!Json::sax_parse(text, &builder))

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kBlock = 1 << 20;
+constexpr size_t kBlock = 1 << 16;  // bytes that are read first where the size is not known
 
 constexpr char kTooLong[] =
     "\"{}\" has more than {} bytes, and no file of its kind does: give another";
@@ -71,7 +71,8 @@ std::string InputFile::read(size_t most) const {
   // To the end rather than by the size, which files of /proc do not tell.
   while (true) {
     // One byte more than the size says: the end of a file is seen without a second block.
-    if (text.size() == done) text.resize(std::max(size_ + 1, done + kBlock));
+    if (text.size() == done)
+      text.resize(done == 0 && size_ > 0 ? size_ + 1 : done + std::max(done, kBlock));
     const ssize_t got = ::read(descriptor_, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;
     check(got >= 0, "\"{}\" cannot be read to its end ({}, after {} bytes): check the disk", path_,

@@ -30,6 +30,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
 #include "kernels/plugin/python_program.h"
 
 namespace lockstep {
@@ -37,7 +38,8 @@ namespace {
 
 constexpr int kLines = 3, kMemory = 4, kSaid = 5, kProgram = 6;  // files of the process
 constexpr int kPollMilliseconds = 100;
-constexpr int kPatience = 10;  // polls that an interrupted function has for saying where it was
+constexpr size_t kMostSaid = 300;  // bytes of what a function says of its failure
+constexpr int kPatience = 10;      // polls that an interrupted function has for saying where it was
 
 constinit std::atomic<bool> interrupted = false;
 
@@ -203,7 +205,8 @@ std::string PythonProcess::next_line(const std::string& who) {
 std::string PythonProcess::answer(const std::string& who) {
   const std::string line = next_line(who);
   constexpr std::string_view kDone = "done", kFailed = "failed ";
-  if (line.starts_with(kFailed)) fail("{} failed: {}", who, line.substr(kFailed.size()));
+  if (line.starts_with(kFailed))
+    fail("{} failed: {}", who, front_of(line.substr(kFailed.size()), kMostSaid));
   // The function did not see it: it had ended, or takes no notice.
   if (interrupted) raise(SIGINT);
   return line.substr(std::min(kDone.size(), line.size()));

@@ -21,6 +21,7 @@
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
 #include "kernels/lockstep_ops.h"
+#include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/exports.h"
 #include "kernels/plugin/foreign_call.h"
 #include "kernels/plugin/fused_entries.h"
@@ -71,6 +72,14 @@ std::vector<std::string_view> names_of(std::span<const std::string_view> inputs)
   return names;
 }
 
+// The loader crashes on a library that was cut, and runs what the library has run at its start.
+void* loaded(const std::string& path) {
+  const std::string loading = fmt::format("loading {}", shown(path));
+  const CrashScene scene("before any op of it was called (its file may be cut)");
+  const CrashWatch watch(loading, {}, {});
+  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
 // The library of that path, which stays open until the process ends.
 void* opened(const std::string& path) {
   // The loader looks for a name without one in folders of its own.
@@ -78,7 +87,7 @@ void* opened(const std::string& path) {
         "--ops wants the path of a shared library, found {0} without a slash, which is looked for "
         "nowhere: write ./{0} for that of this folder",
         shown(path));
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* library = loaded(path);
   check(library != nullptr,
         "--ops wants a shared library of ops, found {} which cannot be opened: {}", shown(path),
         library == nullptr ? dlerror() : "");

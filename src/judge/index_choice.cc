@@ -1,12 +1,13 @@
-// A choice of k indices is right when no value that was left out is above one that was taken; ties
-// go either way. Where the values are known but for an error, each may be off by its slack, and the
-// choice is wrong only when it is so for all values within. NaN among the values has no largest;
-// then only an index of nothing is wrong.
+// A choice of k indices is right when no value that was left out is above one that was taken; of
+// ties and their order more is asked only of ops that promise it. Where the values are known but
+// for an error, each may be off by its slack, and the choice is wrong only when it is so for all
+// values within. NaN among the values has no largest; then only an index of nothing is wrong.
 #include "src/judge/index_choice.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "src/judge/budget.h"
 
@@ -16,7 +17,8 @@ namespace {
 // An index that is not among those of the row's largest values, beside one that should be there.
 struct WrongIndex {
   bool found = false;
-  bool unknown = false;  // it is the index of nothing
+  bool unknown = false;   // it is the index of nothing
+  bool by_order = false;  // the values are the largest; others of them come first
   double want = 0, got = 0;
 };
 
@@ -49,6 +51,29 @@ WrongIndex wrong_index(std::vector<double> row, const std::vector<double>& indic
   return wrong;
 }
 
+// The first index that is not where an op names it that takes the largest first, and of equal ones
+// the smaller index. All indices are of the row, none is there twice, and nothing is NaN.
+WrongIndex out_of_order(const std::vector<double>& row, const std::vector<double>& indices) {
+  const auto before = [&](size_t a, size_t b) {
+    return row[a] == row[b] ? a < b : row[a] > row[b];
+  };
+  std::vector<size_t> wanted(row.size());
+  std::iota(wanted.begin(), wanted.end(), size_t{0});
+  const auto end = wanted.begin() + std::ssize(indices);
+  std::partial_sort(wanted.begin(), end, wanted.end(), before);
+  const auto [want, got] = std::mismatch(wanted.begin(), end, indices.begin());
+  if (want == end) return {};
+  return {.found = true, .by_order = true, .want = static_cast<double>(*want), .got = *got};
+}
+
+std::string rule_of(const WrongIndex& wrong, bool one) {
+  if (wrong.by_order)
+    return one ? "the token is not the first of the largest logits"
+               : "the experts chosen are not in the order of their logits, equal ones by number";
+  return one ? "the token is not the largest logit"
+             : "the experts chosen are not those of the largest logits";
+}
+
 void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool one) {
   Finding& finding = outcome.finding;
   outcome.verdict = Verdict::introduced;
@@ -57,8 +82,7 @@ void show(NodeOutcome& outcome, const WrongIndex& wrong, int32_t position, bool 
   finding.want = wrong.want;
   finding.got = wrong.got;
   finding.budgets = std::numeric_limits<double>::infinity();
-  finding.rule = one ? "the token is not the largest logit"
-                     : "the experts chosen are not those of the largest logits";
+  finding.rule = rule_of(wrong, one);
   finding.statistic = StatisticKind::bits;
   finding.value = 1;
 }
@@ -94,7 +118,7 @@ double width_of(const std::vector<double>& row, const std::vector<double>& slack
 
 // An index is exact: it names the largest of what its op read, whatever was right to read. Slack is
 // there where those values were not recorded.
-ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
+ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const TensorView& values,
                            const TensorView& chosen, const TensorView& deviation) {
   ChoiceOutcome outcome;
   int64_t nan_rows = 0;
@@ -103,11 +127,14 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& val
     const int64_t at = i;
     const std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
-    const WrongIndex wrong = wrong_index(row, widened_row(chosen, at), slack);
+    const std::vector<double> indices = widened_row(chosen, at);
+    WrongIndex wrong = wrong_index(row, indices, slack);
     alike = alike || are_alike(row, slack);
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
     const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
+    if (ties == Ties::first && !wrong.found && !nan && slack.empty())
+      wrong = out_of_order(row, indices);
     // Among NaN nothing is the largest; an index of nothing is wrong all the same.
     nan_rows += nan ? 1 : 0;
     if (!wrong.found || (nan && !wrong.unknown)) continue;

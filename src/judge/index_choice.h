@@ -5,9 +5,15 @@
 
 namespace lockstep {
 
+enum class Ties : uint8_t {
+  any,
+  first,  // the largest first, and of equal ones the smaller index
+};
+
 // Whether the indices that an op chose (argmax, top_k), `chosen` [rows, k] or [rows], are those of
-// the largest of `values` [rows, n]. By value: which of several equal values are taken is not a
-// matter of right or wrong, nor is their order.
+// the largest of `values` [rows, n]. Which of several equal values are taken, and in which order
+// all are named, is a matter of right or wrong where the op promises it (Ties::first), as the
+// headers of this project's do, and the values are known.
 // `deviation`, fp64 and of the shape of `values`, is one standard deviation of values that were not
 // recorded; empty: they are known. An index is wrong then where it is by all that two values may be
 // off, each by kCarriedDeviations sqrt(kCarriedVariance) of its own (budget.h), added up, as what
@@ -20,7 +26,7 @@ struct ChoiceOutcome {
   // square of their row, where that is most; 0: they are known.
   double width = 0;
 };
-ChoiceOutcome judge_choice(const NodeRows& node, bool one, const TensorView& values,
+ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const TensorView& values,
                            const TensorView& chosen, const TensorView& deviation = {});
 
 }  // namespace lockstep

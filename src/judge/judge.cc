@@ -46,8 +46,9 @@ Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place
           .rule = kMissingTensor};
 }
 
-// Whether slots of a page that no token was written to are known to hold NaN.
-bool fills_slots(const Manifest& manifest) {
+// Whether its ops promise what the headers of this project say. Slots of a page that no token was
+// written to are known to hold NaN then.
+bool is_own_engine(const Manifest& manifest) {
   const auto engine = manifest.provenance.find("engine");
   return engine != manifest.provenance.end() && engine->second == "lockstep";
 }
@@ -92,6 +93,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 .partial = !manifest_.selection.empty() || facts.one_op,
                 .full = manifest_.level == TraceLevel::full,
                 .may_saturate = options.may_saturate,
+                .ties = is_own_engine(manifest_) ? Ties::first : Ties::any,
                 .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),
                 .limits = options.limits}),
@@ -145,7 +147,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       outcome.request = node.request;
       outcome.finding.region = region;
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
-      if (place.point->op == OpKind::attention && fills_slots(manifest) && makes_nan(outcome))
+      if (place.point->op == OpKind::attention && is_own_engine(manifest) && makes_nan(outcome))
         outcome.finding.rule += past_context_text(pass.seen, node.request, facts.page_size);
     }
     if (all[n].front().unrecorded) unrecorded.push_back(missing_of(node, all[n].front(), place));

@@ -29,7 +29,7 @@ TensorView experts_of(const PassView& seen, int layer) {
   for (const PassRow& r : seen.info().rows) all.rows.push_back(r.row);
   if (chosen->rows != all.rows || (logits && logits->rows != all.rows)) return {};
   if (!logits) return chosen->data.view();
-  const ChoiceOutcome outcome = judge_choice(all, false, logits->data, chosen->data);
+  const ChoiceOutcome outcome = judge_choice(all, false, Ties::any, logits->data, chosen->data);
   return outcome.node.verdict == Verdict::bitwise ? chosen->data.view() : TensorView{};
 }
 

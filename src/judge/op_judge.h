@@ -23,6 +23,7 @@
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
 #include "src/judge/hidden.h"
+#include "src/judge/index_choice.h"
 #include "src/judge/judged_rows.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/ledger.h"
@@ -68,6 +69,7 @@ class OpJudge {
     bool partial = false;      // the trace was not meant to hold every tensor
     bool full = false;         // it was meant to hold the numbers of those that it has
     bool may_saturate = true;  // as in JudgeOptions
+    Ties ties = Ties::any;     // what argmax and top_k promise of equal values
     // Whether any pass of the trace has a tensor of the place; empty: of every one.
     std::function<bool(const Place&)> recorded;
     std::map<std::string, RoundingContract> contracts;  // declared, by point name

@@ -30,8 +30,8 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
   const SelectedRows values(tensor_of(inputs.at(0), pass, node.request), node.rows);
   const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
   const SelectedRows deviation(hidden ? &hidden->deviation : nullptr, node.rows);
-  ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, values.view(),
-                                       chosen.view(), deviation.view());
+  ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, options_.ties,
+                                       values.view(), chosen.view(), deviation.view());
   if (outcome.width > 0) {
     double& widest = widened_by_[place.point->order()].of_row;
     widest = std::max(widest, outcome.width);

@@ -296,6 +296,7 @@ CaseData CaseMaker::make() {
   std::vector<std::string_view> names;
   for (const Place& place : places_.outputs) names.push_back(place.point->name);
   made.manifest.selection = fmt::format("--points {}", fmt::join(names, ","));
+  made.manifest.provenance["engine"] = "lockstep";  // whose headers a library's ops are held to
   made.manifest.provenance["page_size"] = fmt::format("{}", shape_.page_size);
   for (size_t i = 0; i < shape_.passes.size(); ++i) {
     Pass& pass = made.passes.emplace_back(Pass{.info = info_of(i)});

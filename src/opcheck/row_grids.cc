@@ -200,8 +200,7 @@ std::vector<GridCase> add_grid() {
   return all;
 }
 
-// Equal largest values are allowed to go either way; what matters is that an index is one of
-// theirs, past 16 bits too.
+// Vocabularies past 16 bits too, and equal largest values, of which the first is wanted.
 std::vector<GridCase> argmax_grid() {
   std::vector<GridCase> all;
   for (const int64_t vocab : {8, 33, 1000, 32003, 70001})

@@ -240,7 +240,9 @@ Result result_from(const JsonValue& json) {
   if (!json["format_version"].is("1.0") && !json["format_version"].is("1.1"))
     json["format_version"].refuse("\"1.0\" or \"1.1\"");
   const JsonValue nodes = json["nodes"];
-  Result result{.verdict = value_named<RunVerdict>(json["verdict"].text(), "verdict"),
+  const auto verdict_of_run = find_named<RunVerdict>(json["verdict"].text());
+  if (!verdict_of_run) json["verdict"].refuse("the verdict of a run");
+  Result result{.verdict = *verdict_of_run,
                 .story = json["story"].text(),
                 .expected = nodes["expected"].whole<int64_t>(),
                 .judged = nodes["judged"].whole<int64_t>(),

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <deque>
 #include <optional>
 
 #include "kernels/base/check.h"
 #include "probes/tee.h"
 #include "src/audit/audit.h"
+#include "src/report/output.h"
 #include "src/session/instructions.h"
 #include "src/session/printer.h"
 #include "src/session/provenance.h"
@@ -25,6 +27,42 @@ void tell(const Auditor& auditor) {
              auditor.rows_written(), auditor.rows_read(), auditor.findings().size());
   for (const Finding& finding : auditor.findings()) fmt::print(stderr, "  {}\n", finding.rule);
 }
+
+// How far the choosing is, on a terminal, where no text shows that.
+class Choosing {
+ public:
+  explicit Choosing(const Engine& engine) : engine_(engine) {
+    for (int32_t i = 0; i < engine.requests(); ++i) {
+      const Request& request = engine.sequence(i).request;
+      prompts_ += std::ssize(request.prompt);
+      total_ += request.samples * request.steps();
+    }
+    line_.show(fmt::format("reading {} tokens of prompts, to choose {} at most", prompts_, total_));
+  }
+
+  // Ten times a second at most.
+  void show() {
+    const Clock::time_point now = Clock::now();
+    if (now - shown_ < std::chrono::milliseconds(100)) return;
+    shown_ = now;
+    int64_t chosen = 0;
+    for (int32_t i = 0; i < engine_.requests(); ++i)
+      chosen += std::ssize(engine_.sequence(i).argmax);
+    const double seconds = std::chrono::duration<double>(now - begin_).count();
+    const double rate = static_cast<double>(chosen) / seconds;
+    const auto left = static_cast<double>(total_ - chosen);
+    line_.show(fmt::format("{} of {} tokens chosen, {:.2g} a second, {:.0f} s left at most", chosen,
+                           total_, rate, rate > 0 ? left / rate : 0));
+  }
+  void hide() { line_.show(""); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Engine& engine_;
+  Progress line_;
+  int64_t prompts_ = 0, total_ = 0;
+  Clock::time_point begin_ = Clock::now(), shown_ = begin_;
+};
 
 }  // namespace
 
@@ -52,10 +90,16 @@ bool generate(const GenerateOptions& options, const std::vector<std::string>& co
   if (capture && options.audit) seen = &tees.emplace_back(*seen, auditor);
   if (before) seen = &tees.emplace_back(*before, *seen);
   Probe probe(seen);
+  Choosing choosing(engine);
   while (engine.step(probe)) {
     check(probe.failure().empty(), "{}", probe.failure());
+    if (json)
+      choosing.show();
+    else
+      choosing.hide();
     printer.print_new();
   }
+  choosing.hide();
   write_timeline(session, options.model.instructions.timeline);
   if (capture) capture->finish(engine, probe);
   if (before) before->finish();

@@ -60,6 +60,18 @@ Extent extent_of(TraceReader& trace) {
   return extent;
 }
 
+// Does what is asked of a trace; an Error that comes of it names the trace.
+template <typename Work>
+auto of_trace(const std::string& path, Work work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string_view said = error.what();
+    if (said.find(path) != said.npos) throw;
+    fail("{}: {}", path, said);
+  }
+}
+
 }  // namespace
 
 // A bare trace does not say what it left out: its graph is the model's, without the optional points
@@ -91,7 +103,7 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
         "--model it was made with",
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
-  opened.interleaved = has_interleaved_pairs(manifest, rope_pairs);
+  opened.interleaved = of_trace(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
   return opened;
 }
 
@@ -171,9 +183,9 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Progress line(detail);
   RunProgress progress([&](const std::string& text) { line.show(text); }, manifest.graph.layers(),
                        extent.tokens);
-  JudgeOptions judging = options;
-  judging.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
-  Judge judge(manifest, *oracle, exact.get(), rounded.get(), judging);
+  options.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
+  Judge judge =
+      of_trace(path, [&] { return Judge(manifest, *oracle, exact.get(), rounded.get(), options); });
   const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
   Causes causes(manifest, judge, *oracle, *hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
@@ -184,7 +196,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     Pass pass = opened.read(judged++);
     keep_rows(manifest, pass.info, rows);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
-    const std::vector<NodeId> flags = judge.judge(pass);
+    const std::vector<NodeId> flags = of_trace(path, [&] { return judge.judge(pass); });
     found |= !flags.empty();
     causes.add(pass, flags);
     if (budget) budget->add(pass);

@@ -106,7 +106,8 @@ void read_request(const JsonValue& line, const ModelOptions& options, const Toke
     const std::vector<Message> chat = messages_from(messages);  // what is wrong with it comes first
     put_chat(request, chat, options, needed(tokenizer, options.model));
   } else {
-    request.prompt = line["tokens"].wholes<int32_t>();
+    request.prompt = line["tokens"].wholes<int32_t>(/*least=*/0);
+    if (request.prompt.empty()) line["tokens"].refuse("a list of at least one token id");
   }
   if (id.is_list() || id.is_object()) id.refuse("a text or a number");
   if (!id.is_missing()) request.name = id.is_text() ? id.text() : id.said();
@@ -165,6 +166,7 @@ std::vector<Request> requests_in(const std::string& text, const ModelOptions& op
         line, {fmt::format("{}, line {}", options.requests, number), "correct it", kMostLine});
     read_request(document.root(), options, tokenizer, requests.emplace_back(pattern));
   }
+  check(!requests.empty(), "{}: has no request, and one a line was wanted", options.requests);
   return requests;
 }
 

@@ -1,6 +1,7 @@
 #include "src/session/session.h"
 
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <utility>
@@ -55,12 +56,31 @@ Session open_model(const ModelOptions& options) {
   return session;
 }
 
+namespace {
+
+// On a CPU memory is handed out by its addresses, and the lists of pages alone may fill it.
+void check_memory(const Session& session) {
+  const EngineOptions& engine = session.engine;
+  constexpr int64_t kLargestPage = 256;  // tokens; of larger ones the engine says more
+  if (engine.device != Device::cpu || engine.page_size > kLargestPage) return;
+  const int64_t page =
+      session.checkpoint.config().kv_bytes_per_token(engine.dtype) * engine.page_size;
+  const int64_t there = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  check(engine.pages <= there / page,
+        "{} pages of the K/V cache take more memory than this machine has, which is {} pages: "
+        "lower --max-new, or say how many --pages there are to be, for which requests wait then",
+        engine.pages, there / page);
+}
+
+}  // namespace
+
 Session open_session(const ModelOptions& options) {
   Session session = open_model(options);
   session.requests = requests_from(options, session.checkpoint.config(),
                                    session.tokenizer ? &*session.tokenizer : nullptr);
   if (session.engine.pages == 0)
     session.engine.pages = pages_for(session.requests, session.engine.page_size);
+  check_memory(session);
   return session;
 }
 

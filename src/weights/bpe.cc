@@ -37,14 +37,13 @@ uint64_t key_of(int32_t left, int32_t right) {
 
 }  // namespace
 
-Bpe::Bpe(const std::unordered_map<std::string, int32_t>& ids) {
+Bpe::Bpe(const std::unordered_map<std::string, int32_t>& ids, const std::string& path) {
   for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {
     const auto found = ids.find(std::string(1, static_cast<char>(byte)));
-    check(
-        found != ids.end(),
-        "the vocabulary should have a token for every byte and has none for {}; use the tokenizer "
-        "of a Qwen checkpoint",
-        byte);
+    check(found != ids.end(),
+          "{}: model.vocab has no token for the byte {}, and one for each was wanted: use the "
+          "tokenizer.json of a Qwen checkpoint, or fetch it again",
+          path, byte);
     byte_ids_[byte] = found->second;
   }
 }

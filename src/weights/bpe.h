@@ -19,8 +19,9 @@ namespace lockstep {
 // whose merge has the lowest rank, the leftmost first. n log n in the length of the word.
 class Bpe {
  public:
-  // `ids` has the id of each token by its bytes. Throws Error unless every single byte is a token.
-  explicit Bpe(const std::unordered_map<std::string, int32_t>& ids);
+  // `ids` has the id of each token by its bytes. Throws Error, naming the file `path`, unless every
+  // single byte is a token.
+  Bpe(const std::unordered_map<std::string, int32_t>& ids, const std::string& path);
 
   // The tokens left and right become one; ranks count up from 0 in the order of these calls.
   // A pair given twice keeps its last rank, as the original does.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <filesystem>
 #include <memory>
 
@@ -73,13 +74,17 @@ bool is_ballast(const std::string& name, const ModelConfig& config) {
 
 constexpr size_t kMostIndex = 32 << 20;  // bytes; of a hundred thousand tensors it has 10 MB
 
+// A path would lead out of the folder that the user named.
+bool is_file_name(const JsonValue& file) {
+  return file.is_text() && !file.text().empty() && file.text().size() <= NAME_MAX &&
+         file.text().find('/') == std::string::npos;
+}
+
 // File name of every tensor, as the index of a sharded checkpoint says.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const JsonDocument document = JsonDocument::read(path, "fetch the file again", kMostIndex);
   for (const auto& [name, file] : document.root()["weight_map"].fields())
-    // A path would lead out of the folder that the user named.
-    if (!file.is_text() || file.text().empty() || file.text().find('/') != std::string::npos)
-      file.refuse("the name of a file of its own folder");
+    if (!is_file_name(file)) file.refuse("the name of a file of its own folder");
   return document.root()["weight_map"].text_fields();
 }
 

@@ -181,7 +181,7 @@ std::pair<std::string, std::string> Reader::parts_of(const JsonValue& merge) con
 }
 
 Bpe Reader::read_merges(const JsonValue& list) {
-  Bpe bpe(ids_);
+  Bpe bpe(ids_, path_);
   for (const JsonValue& merge : list.items()) {
     const auto [left, right] = parts_of(merge);
     bpe.add_merge(known(left), known(right), known(left + right));

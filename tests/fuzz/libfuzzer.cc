@@ -28,6 +28,12 @@ void freed(const volatile void* at) {
 }
 
 }  // namespace
+
+void allow_memory(size_t input_bytes) {
+  live = 0;  // what is freed was allocated after, but for a cache of the target that grew before
+  most = kFree + kPerByte * static_cast<int64_t>(input_bytes);
+}
+
 }  // namespace lockstep::fuzz
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -40,9 +46,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {
   using namespace lockstep::fuzz;
-  live = 0;
-  most = kFree + kPerByte * static_cast<int64_t>(count);
-  // What is freed here was allocated here, but for a cache of the target that grew before.
+  allow_memory(count);
   attempt({reinterpret_cast<const char*>(bytes), count});
   most = INT64_MAX;
   return 0;

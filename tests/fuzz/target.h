@@ -21,6 +21,10 @@ void read(std::string_view input);
 // wrong() unless. Returns whether the input was taken.
 bool attempt(std::string_view input);
 
+// From here on more memory at a time than an input of that size may take is a finding. With
+// libFuzzer alone.
+void allow_memory(size_t input_bytes);
+
 // A path for the input as a file; the folder is gone when the process ends.
 std::string path_of(const std::string& name);
 // Writes it, over what was there.

@@ -18,6 +18,7 @@ import work
 
 LOCKSTEP, DATA = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
 TINY, BARD = DATA + "/tiny/qwen3-default", DATA + "/bard-qwen3"
+PACKAGE = str(Path(DATA).parents[1] / "traces/python")
 GENERATE = [LOCKSTEP, "generate", "-m", TINY, "--format", "json", "--tokens", "1", "-n", "1"]
 
 
@@ -68,6 +69,39 @@ class ByHand(unittest.TestCase):
         self.refused([LOCKSTEP, "model", str(model)], "model.safetensors")
         self.refused([*GENERATE, "--requests", self.file("x.jsonl", deep)], "x.jsonl")
 
+    def test_a_file_is_named_by_the_sentence_about_it(self) -> None:
+        vocabulary = json.loads((Path(BARD) / "tokenizer.json").read_text())
+        del vocabulary["model"]["vocab"]["!"]
+        model = self.model(BARD)
+        (model / "tokenizer.json").write_text(json.dumps(vocabulary))
+        self.refused([LOCKSTEP, "generate", "-m", str(model), "-p", "a"], "tokenizer.json: model.v")
+        for text in ("", '{"tokens":[]}', '{"tokens":[-1]}', '{"tokens":[1]}\0'):
+            self.refused([*GENERATE[:6], "--requests", self.file("r.jsonl", text)], "r.jsonl")
+        result = '{"format":"lockstep-result","format_version":"1.1","nodes":{},"verdict":"x"}'
+        self.refused([LOCKSTEP, "report", self.file("r.json", result), "--html",
+                      str(self.folder / "x.html")], "r.json: verdict")
+
+    def test_a_cache_beyond_the_memory_is_refused_before_it_is_made(self) -> None:
+        wanted = '{"tokens":[1],"max_new":1000000000}'
+        self.refused([*GENERATE[:6], "--requests", self.file("r.jsonl", wanted)], "lower --max-new")
+
+    def test_a_library_that_was_cut_is_a_sentence(self) -> None:
+        whole = Path(LOCKSTEP).with_name("trouble.so").read_bytes()
+        library = self.folder / "cut.so"
+        for size in (100, 3000, len(whole) // 2):
+            library.write_bytes(whole[:size])
+            self.refused([*GENERATE, "--ops", str(library)], "cut.so")
+
+    def test_an_import_says_its_trouble_in_one_line(self) -> None:
+        (self.folder / "dump").mkdir()
+        (self.folder / "dump/a\x1b[31m\n.npy").write_bytes(b"")
+        deep = self.file("deep.json", "[" * 100_000)
+        for arguments in (["--map", deep], ["--map", "/no\x1b[31m/map.json"],
+                          ["--map", "huggingface"], ["--map", "huggingface", "--tokens", "-1,2"]):
+            self.refused([sys.executable, "-B", "-m", "lockstep", "import",
+                          str(self.folder / "dump"), str(self.folder / "x.h5"), "--model", TINY,
+                          *arguments], "", env={"PYTHONPATH": PACKAGE})
+
     def test_what_has_no_end_is_refused(self) -> None:
         for name in ("/dev/full", "/dev/zero", "/proc/self/mem"):
             self.refused([*GENERATE, "--requests", name], name)
@@ -111,6 +145,20 @@ class ByHand(unittest.TestCase):
             os.close(ours)
             self.assertIn(b"clean", bytes(seen))
             self.assertEqual(b"\x1b" in seen, has, term)
+
+    def test_a_long_generation_says_how_far_it_is(self) -> None:
+        ours, theirs = pty.openpty()
+        running = subprocess.Popen([*GENERATE[:-1], "60000", "--ignore-eos"], stderr=theirs,
+                                   stdout=subprocess.DEVNULL,
+                                   env={**os.environ, **work.PREPARED, "TERM": "xterm"})
+        os.close(theirs)
+        seen = b""
+        while b" of 60000 tokens chosen" not in seen:
+            seen += os.read(ours, 4096)  # which throws where the command ended
+        running.kill()
+        running.wait()
+        os.close(ours)
+        self.assertIn(b"reading 1 tokens of prompts", seen)
 
     def test_nobody_else_s_file_is_lost(self) -> None:
         (self.folder / "r.json.part").write_text("precious")

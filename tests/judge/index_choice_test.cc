@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <tuple>
 #include <vector>
 
 namespace lockstep {
@@ -11,7 +13,7 @@ namespace {
 
 // One row of three values of which two were chosen, each with that deviation.
 ChoiceOutcome choice(const std::vector<double>& values, int32_t first, int32_t second,
-                     double deviation) {
+                     double deviation, Ties ties = Ties::any) {
   Tensor of_values(Shape{1, 3}, DType::f64), of_deviation(Shape{1, 3}, DType::f64);
   Tensor chosen(Shape{1, 2}, DType::i32);
   std::ranges::copy(values, of_values.as<double>());
@@ -20,7 +22,7 @@ ChoiceOutcome choice(const std::vector<double>& values, int32_t first, int32_t s
   chosen.as<int32_t>()[1] = second;
   NodeRows node;
   node.rows = {{.request = 0, .position = 5}};
-  return judge_choice(node, false, of_values, chosen,
+  return judge_choice(node, false, ties, of_values, chosen,
                       deviation > 0 ? of_deviation.view() : TensorView{});
 }
 
@@ -57,6 +59,20 @@ TEST(IndexChoice, OfHiddenValuesThatMayBeInAnyOrderIsNotJudged) {
   EXPECT_EQ(unknown.verdict, Verdict::inconclusive);
   EXPECT_FALSE(unknown.reason.empty());
   EXPECT_EQ(judged({1, 3, 2}, 1, 1, 0.1).verdict, Verdict::introduced) << "twice the same";
+}
+
+// The headers of this project promise an order; another engine may take any.
+TEST(IndexChoice, OfEqualValuesIsTheFirstWhereThatIsPromised) {
+  const std::vector<double> values = {4, 7, 4};
+  for (const auto& [first, second, is_right] :
+       {std::tuple{1, 0, true}, {0, 1, false}, {1, 2, false}, {2, 1, false}}) {
+    EXPECT_EQ(choice(values, first, second, 0).node.verdict, Verdict::bitwise);
+    const NodeOutcome held = choice(values, first, second, 0, Ties::first).node;
+    EXPECT_EQ(held.verdict, is_right ? Verdict::bitwise : Verdict::introduced);
+    EXPECT_EQ(held.finding.rule.find("order") == std::string::npos, is_right);
+  }
+  const NodeOutcome unknown = choice(values, 2, 1, 1 / 22.0, Ties::first).node;
+  EXPECT_EQ(unknown.verdict, Verdict::bitwise) << "which of them are equal is not known";
 }
 
 }  // namespace

@@ -90,6 +90,12 @@ TEST(Ops, ThatSaturateAreNamed) {
     expect_named(tried("third", op, {"fp16"}), "clamped to what fp16 holds");
 }
 
+TEST(Ops, ThatTakeTheLastOfEqualOnesAreNamed) {
+  const OpsResult::Account op = tried("third", "argmax", {"fp32"});
+  EXPECT_LT(op.wrong, op.cases) << "most rows have one largest";
+  EXPECT_NE(said_of(op).find("not the first of the largest logits"), std::string::npos);
+}
+
 // A plain loop's sum of squares is right, whatever the patterns of numbers of 8 bits.
 TEST(Ops, ThatAddOneSquareAfterTheOtherAreRight) {
   const OpsResult::Account norm = tried("third", "rms_norm", {"bf16", "fp16"});

@@ -83,7 +83,7 @@ TEST(Words, marks_out_of_order_take_no_quadratic_time) {
 Bpe bytes_alone() {
   std::unordered_map<std::string, int32_t> ids;
   for (int byte = 0; byte < 256; ++byte) ids[std::string(1, static_cast<char>(byte))] = byte;
-  return Bpe(ids);
+  return Bpe(ids, "tokenizer.json");
 }
 
 std::vector<int32_t> encode(const Bpe& bpe, std::string_view word) {

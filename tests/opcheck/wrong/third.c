@@ -1,4 +1,4 @@
-/* One that is wrong and one that is right, though a plain loop. */
+/* Ops that are wrong, and one that is right, though a plain loop. */
 #include "tests/causes/wrong/numbers.inc"
 
 /* Holds what overflows at the largest number. */
@@ -47,6 +47,19 @@ const char* lockstep_silu_mul(const LockstepCall* call, const DLTensor* out, con
   for (int64_t i = 0; i < count_of(out); ++i) {
     const float g = load(gate, i), y = g / (1 + expf(-g)) * load(up, i);
     store(out, i, fmaxf(-65504.0f, fminf(65504.0f, y)));
+  }
+  return NULL;
+}
+
+/* Takes the last of equal ones, where the first is promised. */
+const char* lockstep_argmax(const LockstepCall* call, const DLTensor* out, const DLTensor* logits) {
+  (void)call;
+  const int64_t rows = logits->shape[0], vocab = logits->shape[1];
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < vocab; ++i)
+      if (load(logits, row * vocab + i) >= load(logits, row * vocab + best)) best = i;
+    ((int32_t*)out->data)[row] = (int32_t)best;
   }
   return NULL;
 }

@@ -1,11 +1,9 @@
 """One call of attention as a file of arrays, for `lockstep replay`."""
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ import numpy as np
 from lockstep.checkpoint import NAMES
 from lockstep.dumps.dump import load_pickle
 from lockstep.elements import elements_of
-from lockstep.errors import LockstepError, check, one_line
+from lockstep.errors import LockstepError, Parser, check, one_line, tell
 
 WANTED = ("q", "k", "v", "cu_seqlens")
 
@@ -64,7 +62,7 @@ def _stored(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one sentence on stderr."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m lockstep bundle", description="Writes what torch.save wrote of one call of "
         "attention, a dict of tensors, as a file that lockstep replay takes.")
     parser.add_argument("source", metavar="CALL.pt", help="a dict with q, k, v, cu_seqlens, ...")
@@ -83,6 +81,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
               f"{options.source} has no {', '.join(lacking)}: it has {', '.join(map(str, found))}")
         write_bundle(options.out, found)
     except LockstepError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return tell(str(error))
     return 0

@@ -1,7 +1,6 @@
 """The console script lockstep-import, which is `python -m lockstep import` too."""
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -9,13 +8,13 @@ from typing import NoReturn
 
 from lockstep import mapping
 from lockstep.dumps import FORMATS
-from lockstep.errors import LockstepError, one_line
+from lockstep.errors import LockstepError, Parser, one_line, tell
 from lockstep.importing import import_dump
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 with one sentence on stderr."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lockstep-import", description="Writes another tool's dump as a trace that lockstep "
         "judges. What it does not know is listed, and left out.")
     parser.add_argument("source", metavar="SRC", help="the dump: a folder or a file")
@@ -39,12 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                           kind=options.format, dtype=options.dtype, tokens=tokens,
                           schema=options.schema))
     except (LockstepError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return tell(str(error))
     except (OSError, MemoryError) as error:
-        print(f"error: {options.out} cannot be written: {one_line(error)}; make room, or name "
-              "another file", file=sys.stderr)
-        return 2
+        return tell(f"{options.out} cannot be written: {one_line(error)}; make room, or name "
+                    "another file")
     return 0
 
 

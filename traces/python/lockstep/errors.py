@@ -1,6 +1,7 @@
 """The one exception of this package, and what becomes of those of libraries."""
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pickle
@@ -11,6 +12,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from typing import NoReturn
 
 # What a damaged file has the readers of Python's libraries raise.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, MemoryError,
@@ -26,6 +28,22 @@ def check(ok: object, sentence: str) -> None:
     """Raises LockstepError with that sentence unless `ok`."""
     if not ok:
         raise LockstepError(sentence)
+
+
+def tell(sentence: str) -> int:
+    """Says it on stderr, as one line that any terminal shows as it is; returns the exit status."""
+    shown = "".join(letter if letter.isprintable()
+                    else letter.encode("unicode_escape", "backslashreplace").decode("ascii")
+                    for letter in sentence[:1000])
+    print(f"error: {shown}", file=sys.stderr)
+    return 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Of a command line. What is wrong with one is told as all else is."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(tell(f"{self.prog}: {message}; `{self.prog} --help` says what it takes"))
 
 
 def one_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def read_config(config: ConfigLike) -> Config:
         path = path / "config.json" if path.is_dir() else path
         try:
             return json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise LockstepError(f"{path} is no config.json that can be read ({error}): name a "
                                 "checkpoint's folder") from error
     to_dict = getattr(config, "to_dict", None)

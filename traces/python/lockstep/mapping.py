@@ -83,13 +83,13 @@ def read_map(name: Union[str, pathlib.Path]) -> Map:
     """A map by its name or its path."""
     content = _content(str(name))
     if "like" in content:
-        content = {**_content(content["like"]), **content}
+        content = {**_content(str(content["like"])), **content}
     unknown = set(content) - {"about", "like", "rows", "points", "schema", "dtype"}
     check(not unknown, f"the map {name} has {', '.join(sorted(unknown))}, which no map has")
     try:
         rules = tuple(_rule(entry) for entry in content["points"])
         rows = {kind: re.compile(content.get("rows", {}).get(kind, "(?!)")) for kind in ROWS}
-    except (KeyError, TypeError, re.error) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
         raise LockstepError(f"the map {name} is not understood ({error}): see "
                             "lockstep/mapping.py") from error
     return Map(rules, rows, _schema(content.get("schema", {})), content.get("dtype", ""))
@@ -101,13 +101,13 @@ def _content(name: str) -> dict[str, Any]:
         near = nearest(name, names())
         check(name in names(), f"'{name}' is no map{f': {near} is the nearest' if near else ''} "
               f"({', '.join(names())}, or the path of a JSON file)")
-        text = (importlib.resources.files("lockstep") / "maps" / f"{name}.json").read_text()
+        source = importlib.resources.files("lockstep") / "maps" / f"{name}.json"
     else:
         check(path.is_file(), f"{path} is not there: a map was wanted")
-        text = path.read_text()
+        source = path
     try:
-        content = json.loads(text)
-    except ValueError as error:
+        content = json.loads(source.read_text())
+    except (ValueError, RecursionError) as error:
         raise LockstepError(f"{name} is no JSON ({error}): a map was wanted") from error
     check(isinstance(content, dict), f"{name} is no JSON object: a map was wanted")
     return content

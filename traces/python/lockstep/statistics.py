@@ -6,19 +6,17 @@ that nobody wrote down are not compared, and the report says how many these are.
 """
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, Parser, check, tell
 
 TOLERANCE = 0.02  # of a tensor's scale: what 16-bit runs differ by after some layers
 SHOWN = 12        # how many lines of one kind a report has
@@ -197,7 +195,7 @@ def _slice_text(one: Statistics, other: Statistics, tolerance: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0: nothing is seen to differ; 1: something does; 2: nothing was compared."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m lockstep stats", description="Compares two files of JSON lines {tag, "
         "shape, mean, sum, head_values}, and says what they cannot tell.")
     parser.add_argument("a", metavar="A")
@@ -208,7 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = compare(options.a, options.b, options.tolerance)
     except LockstepError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return tell(str(error))
     print(found)
     return 1 if found.different else 0 if found.alike else 2
