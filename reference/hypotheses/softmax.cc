@@ -225,6 +225,12 @@ std::vector<double> blocks_and_page(const Asked& a) {
   if (page > 0 && std::ranges::count(all, page) == 0) all.push_back(page);
   return all;
 }
+// Tiles of units that take 16 bits have more than one key.
+std::vector<double> tiles_and_page(const Asked& a) {
+  std::vector<double> all = blocks_and_page(a);
+  std::erase(all, 1.0);
+  return all;
+}
 Tensor exponentials_bf16(const Asked& a, double size) {
   return online(a, size, Forgotten::nothing, {.exponentials = true});
 }
@@ -307,9 +313,9 @@ constexpr Hypothesis kSoftmax[] = {
     {"an online softmax over blocks of {:g} keys, its exponentials rounded to bf16 for V",
      exponentials_bf16, blocks_and_page},
     {"an online softmax over blocks of {:g} keys, its exponentials rounded to fp16 for V",
-     exponentials_fp16, blocks_and_page},
+     exponentials_fp16, tiles_and_page},
     {"an online softmax over blocks of {:g} keys, its values rounded to bf16 after each",
-     values_bf16, blocks_and_page},
+     values_bf16, tiles_and_page},
     {"an online softmax over blocks of {:g} keys, its sum rounded to bf16 after each", sum_bf16,
      blocks_and_page},
     {"its exponentials without the maximum rounded to fp16", unshifted_fp16},
