@@ -114,7 +114,7 @@ OPS = {
     "scaled_embedding": r"sqrt\(hidden\)",
     "gain_twice": r"gain twice",
     "rope_in_place": r"RoPE in place",
-    "rope_sections": r"handed on, in dims 8 to 19 and 40 to 51 alone$",
+    "rope_sections": r"handed on, in dims (8 to 19 and 40 to 51|4 to 9 and 20 to 25) alone$",
     "no_rescale": r"never rescaled",
     "score_of_first_lanes": r"first 32 dims",
     "fp8_cache": r"K and V.*fp8",
@@ -134,7 +134,7 @@ OPS = {
     "vocabulary_of_rank": r"ids? (from|past|over) 2048",
     "part_of_head": r"last 8 elements left out of the sum, in head 2 alone$",
     "part_of_rows": r"RoPE by positions off by \+1, in some of its rows alone$",
-    "part_of_dims": r"its input is handed on, in dims 0 to 3 and 32 to 35 of head 1 alone$",
+    "part_of_dims": r"handed on, in dims 0 to 3 and (32 to 35|16 to 19) of head 1 alone",
     "part_of_columns": r"last 8 inputs left out of the sum, in columns 4000 to 4095 alone$",
     "nan_not_cached": NOTHING,
 }

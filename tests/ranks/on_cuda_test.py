@@ -45,5 +45,5 @@ for model, dtype, options in [
         check.that(tokens(one) == tokens(on), f"{what}: other tokens than of one device")
 result, status, err = served("bard-qwen3", "--tp", 2, "--fault", "graph-replays-stale-positions")
 first = result["first"] if result else None
-check.that(status == 1 and first and first["point"] == "attn.q_rope", f"stale: {first} {err}")
+check.that(status == 1 and first and first["point"] == "rope.cos", f"stale: {first} {err}")
 check.end(30)
