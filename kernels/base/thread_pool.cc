@@ -10,6 +10,8 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -109,7 +111,10 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   try {
     for (int i = 1; i < threads; ++i)
       state_->workers.emplace_back([state = state_.get()] { state->serve(); });
-  } catch (const std::exception& error) {
+  } catch (const std::bad_alloc&) {
+    state_->join();
+    throw;
+  } catch (const std::system_error& error) {
     const size_t started = state_->workers.size() + 1;
     state_->join();
     fail("the system gave only {1} of {0} threads ({2}): use --threads {3}", threads, started,

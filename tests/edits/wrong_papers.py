@@ -383,7 +383,7 @@ def whole_run(base: str, layer: int, point: str, why: str) -> None:
 add("nothing", "selected", CLEAN, """the trace was to hold some layers alone, and the others are
     judged with the norm after them""", lambda _: None)
 whole_run("eps", 0, "attn.norm", "the run had rms_norm_eps 1e-2 where its checkpoint says 1e-6")
-whole_run("theta", 0, "attn.q_rope", "the run had half the rope_theta that its checkpoint says")
+whole_run("theta", -1, "rope.cos", "the run had half the rope_theta that its checkpoint says")
 whole_run("weights", 2, "mlp.up", "the run had other weights at one place than its checkpoint")
 
 

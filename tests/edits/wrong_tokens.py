@@ -390,7 +390,7 @@ def best_values_other(trace: Trace) -> None:
     best.values = [value + 1 for value in best.values]
 
 
-@edit("greedy", expect=DIVERGED)
+@edit("greedy", expect=DOUBT)
 def best_margin_other(trace: Trace) -> None:
     """/logits has another margin than that of its values."""
     repeat_of(trace)[1].best[0].margin += 1
