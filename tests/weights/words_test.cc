@@ -119,7 +119,9 @@ TEST(BytePairs, a_word_of_a_megabyte_takes_no_quadratic_time) {
 }
 
 TEST(BytePairs, every_byte_must_be_a_token) {
-  expect_trouble("a token for every byte", [] { Bpe({{"a", 0}}); });
+  expect_trouble("tokenizer.json: model.vocab has no token for the byte", [] {
+    Bpe({{"a", 0}}, "tokenizer.json");
+  });
 }
 
 TEST(Utf8, fronts_are_whole_cut_or_broken) {
