@@ -44,8 +44,8 @@ Selftest::Outcome judged_over_ranks(const SelftestRun& run, const SelftestPlan::
   });
   std::rewind(told.get());
   std::string line;
-  for (int c = std::fgetc(told.get()); c != EOF; c = std::fgetc(told.get()))
-    line += static_cast<char>(c);
+  for (int byte = std::fgetc(told.get()); byte != EOF; byte = std::fgetc(told.get()))
+    line += static_cast<char>(byte);
   return outcome_from(JsonDocument(line, {"what rank 0 tells", ""}).root());
 }
 
