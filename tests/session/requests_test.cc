@@ -89,7 +89,7 @@ TEST_F(Requests, OfAFileMaySayMore) {
 }
 
 TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
-  const std::string id = ", a whole number from -2147483648 to 2147483647 was wanted: correct it";
+  const std::string id = ", a whole number from 0 to 2147483647 was wanted: correct it";
   EXPECT_EQ(error_in("{\"tokens\": [1]}\n{\"tokens\"\n"),
             ", line 2: is no JSON from byte 10 on: correct it");
   EXPECT_EQ(error_in("[1]"), ", line 1 is a list of 1, an object was wanted: correct it");
@@ -102,6 +102,7 @@ TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
   EXPECT_EQ(error_in("{\"prompt\": 3}"), ", line 1: prompt is 3, a text was wanted: correct it");
   EXPECT_EQ(error_in("{\"tokens\": [1, 2.5]}"), ", line 1: tokens[1] is 2.5" + id);
   EXPECT_EQ(error_in("{\"tokens\": [4294967296]}"), ", line 1: tokens[0] is 4294967296" + id);
+  EXPECT_EQ(error_in("{\"tokens\": [-1]}"), ", line 1: tokens[0] is -1" + id);
   EXPECT_EQ(error_in("{\"tokens\": 3}"), ", line 1: tokens is 3, a list was wanted: correct it");
   EXPECT_EQ(error_in("{\"tokens\": [1], \"max_new\": 0}"),
             ", line 1: max_new is 0, a whole number of at least 1 was wanted: correct it");
@@ -229,12 +230,12 @@ TEST_F(Requests, ThatWereCutAreRefused) {
 }
 
 TEST_F(Requests, ThatAreNoneAreRefused) {
-  const std::string sentence =
-      "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
-      "at "
-      "least one request";
-  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }), sentence);
-  EXPECT_EQ(error_of([&] { read("\n"); }), sentence);
+  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
+            "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl "
+            "with at least one request");
+  EXPECT_TRUE(error_of([&] {
+                read("\n");
+              }).ends_with("requests.jsonl: has no request, and one a line was wanted"));
   options_.requests = "none.jsonl";
   EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
             "\"none.jsonl\" cannot be opened (No such file or directory): give the path of a file "

@@ -173,7 +173,7 @@ TEST(Tokenizer, refuses_other_kinds_and_damaged_files) {
       {"model.vocab.! is -1", [](json& f) { f["model"]["vocab"]["!"] = -1; }},
       {"model.vocab.! is 1.5", [](json& f) { f["model"]["vocab"]["!"] = 1.5; }},
       {"belongs to two tokens", [](json& f) { f["model"]["vocab"]["!"] = 1; }},
-      {"token for every byte", [](json& f) { f["model"]["vocab"].erase("!"); }},
+      {"no token for the byte 33", [](json& f) { f["model"]["vocab"].erase("!"); }},
       {"stands for no byte", [](json& f) { f["model"]["vocab"]["東"] = 9000; }},
       {"model.merges is \"a b\", a list", [](json& f) { f["model"]["merges"] = "a b"; }},
       {"vocabulary lacks",
