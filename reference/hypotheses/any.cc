@@ -169,7 +169,7 @@ Tensor flushed(const Asked& a, double) {
 Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }
 
 constexpr Hypothesis kAny[] = {
-    {"zeros, as if it was never computed", zeros},
+    {"zeros: never computed, or stored where it made no number", zeros},
     {"its last {:g} columns never written: zeros", tail_zero, tail_of_zeros},
     {"the result of the row {:+g} in the pass", of_row, neighbours},
     {"the last row of each request made of the row before it", last_of_row_before, nullptr, nullptr,

@@ -170,8 +170,9 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const int ranks = ranks_of(opened.manifest);
   const auto oracle = oracle_over(ranks, checkpoint, reference);
   opened.fill_in(oracle->graph(), path);
-  const auto& [trace, manifest, interleaved] = opened;
-  const Extent extent = extent_of(*trace);
+  const Manifest& manifest = opened.manifest;
+  TraceReader& trace = *opened.reader;
+  const Extent extent = extent_of(trace);
   options.recorded = extent.recorded;
   options.selection.check_layers(manifest.graph.layers());
   TableAudit tables(manifest);
@@ -192,7 +193,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   RowsOfPasses rows;
   bool found = false;
   int judged = 0;
-  while (judged < trace->passes() && !(options.fail_fast && found)) {
+  while (judged < trace.passes() && !(options.fail_fast && found)) {
     Pass pass = opened.read(judged++);
     keep_rows(manifest, pass.info, rows);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
@@ -203,7 +204,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     tables.add(pass.info);
     progress.end_pass();
   }
-  Result result = judge.finish(manifest.requests, trace->complete());
+  Result result = judge.finish(manifest.requests, trace.complete());
   causes.put_into(result);
   if (ranks > 1) say_of_ranks(result, manifest, checkpoint.config(), ranks, rows);
   tables.put_into(result);
@@ -211,14 +212,14 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     line.show("sharing out the error of the logits");
     result.error_budget = budget->make(*open_reference().error_sharer(checkpoint, reference));
   }
-  if (interleaved)
+  if (opened.interleaved)
     result.notes.push_back(
         fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
                     "halves before they were judged",
                     rope_pairs.empty() ? "the trace says" : "was asked for"));
-  if (judged < trace->passes())
-    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace->passes(), "passes"));
-  result.notes.insert(result.notes.end(), trace->problems().begin(), trace->problems().end());
+  if (judged < trace.passes())
+    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace.passes(), "passes"));
+  result.notes.insert(result.notes.end(), trace.problems().begin(), trace.problems().end());
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
   return result;
