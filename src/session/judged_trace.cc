@@ -159,6 +159,13 @@ std::unique_ptr<Hypotheses> hypotheses_over(int ranks, const Checkpoint& checkpo
   return std::make_unique<RankHypotheses>(std::move(whole), checkpoint.config(), ranks);
 }
 
+// Says how far the trace was read, and what its file lacks.
+void note_reading(const TraceReader& trace, int judged, Result& result) {
+  if (judged < trace.passes())
+    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace.passes(), "passes"));
+  result.notes.insert(result.notes.end(), trace.problems().begin(), trace.problems().end());
+}
+
 }  // namespace
 
 // The same judge as in a run, fed from the file: no engine, so that whoever wrote the trace is
@@ -217,9 +224,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
         fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
                     "halves before they were judged",
                     rope_pairs.empty() ? "the trace says" : "was asked for"));
-  if (judged < trace.passes())
-    result.notes.push_back(fmt::format(kStoppedEarly, judged, trace.passes(), "passes"));
-  result.notes.insert(result.notes.end(), trace.problems().begin(), trace.problems().end());
+  note_reading(trace, judged, result);
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
   return result;
