@@ -21,7 +21,6 @@ constexpr int64_t kSteps = 32, kWarmSteps = 8;
 constexpr int kCalls = 200;
 
 // A request's tokens are spread over the vocabulary, so that the lookups of all ranks have some.
-
 Request request_of(int64_t prompt, int64_t choices, int64_t number, int64_t vocab) {
   Request request{.max_new = choices};
   for (int64_t i = 0; i < prompt; ++i)
