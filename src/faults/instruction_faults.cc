@@ -204,6 +204,7 @@ void seed_step_last_share_left_out(const Seams& seams, const FaultRequest& reque
     --in.waits[0].value;
   });
   seed_step_merge(seams, request, 1, right_share);
+  run_early(*seams.step);
 }
 
 // A share of the softmax of one query of a head over the keys of KV head `of`, into the place of
