@@ -158,8 +158,8 @@ void round_weights(Weights& w, const at::Tensor& most, const at::Tensor& usual, 
   w.p = grid.rounded(w.p);
 }
 
-// raw: q k, before it is scaled; sizes: sum |q k|; hidden: of masked keys, or undefined. All [..,
-// keys].
+// raw: q k, before it is scaled; sizes: sum |q k|, for a budget alone; hidden: of masked keys, or
+// undefined. All [.., keys].
 Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Tensor& hidden,
                    int64_t head_dim, const AttentionCall& call) {
   const double scale = 1 / std::sqrt(head_dim);
@@ -172,8 +172,9 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   constexpr double u = kAccumulatorRoundoff;
   const auto width = static_cast<double>(head_dim);
   if (call.contract == RoundingContract::operands_fp16) {
-    const at::Tensor size = sizes * scale;
     Weights w{.p = softmax(raw * scale)};
+    if (!call.for_budget) return {.p = Grid::of(DType::f16).rounded(w.p)};
+    const at::Tensor size = sizes * scale;
     round_weights(w, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u),
                   Grid::of(DType::f16));
     return w;
@@ -183,8 +184,12 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   const Grid grid = Grid::of(call.dtype);
   // A query that was scaled before leaves nothing to do after the product, and no rounding.
   const double after = scales_query(call.contract) ? 1 : scale;
-  const at::Tensor stored = raw * (scale / after), size = sizes * (scale / after);
-  const at::Tensor product = grid.rounded(stored);
+  const at::Tensor stored = raw * (scale / after), product = grid.rounded(stored);
+  if (!call.for_budget) {
+    const at::Tensor p = softmax(grid.rounded(product * after));
+    return {.p = stores_weights(call.contract) ? grid.rounded(p) : p};
+  }
+  const at::Tensor size = sizes * (scale / after);
   const NearTies of_product =
       near_ties(stored, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u), grid);
   const at::Tensor scaled = product * after, scores = grid.rounded(scaled);
@@ -270,8 +275,11 @@ struct KeysWithSizes {
 
 // One query over just the keys that it sees: no mask. [kv heads, group, ...] throughout.
 Attended attend_one(const at::Tensor& q, const KeysWithSizes& seen, const AttentionCall& call) {
+  const at::Tensor raw = at::bmm(q, seen.k.transpose(1, 2));
+  if (!call.for_budget)
+    return {.out = at::matmul(weights_of(raw, {}, {}, q.size(-1), call).p, seen.v)};
   const at::Tensor sizes = at::bmm(q.abs(), seen.k_size.transpose(1, 2));
-  const Weights w = weights_of(at::bmm(q, seen.k.transpose(1, 2)), sizes, {}, q.size(-1), call);
+  const Weights w = weights_of(raw, sizes, {}, q.size(-1), call);
   Attended result = attend(w, seen.v, seen.v_size, seen.v_squared, call.contract);
   result.score = sizes.amax(-1) * scale_of(q);
   result.spread = at::empty_like(result.out);
@@ -295,8 +303,13 @@ Attended attend_masked(const at::Tensor& q, const KeysWithSizes& part, const at:
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2), keys = part.k.transpose(1, 2);
   const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
+  const at::Tensor raw = by_query(at::bmm(queries, keys));
+  if (!call.for_budget) {
+    const at::Tensor p = weights_of(raw, {}, hidden, q.size(-1), call).p.flatten(1, 2);
+    return {.out = by_query(at::matmul(p, part.v)).permute({2, 0, 1, 3})};
+  }
   const at::Tensor sizes = by_query(at::bmm(queries.abs(), part.k_size.transpose(1, 2)));
-  Weights w = weights_of(by_query(at::bmm(queries, keys)), sizes, hidden, q.size(-1), call);
+  Weights w = weights_of(raw, sizes, hidden, q.size(-1), call);
   const at::Tensor by_head = w.p;
   for (at::Tensor* x : {&w.p, &w.moved, &w.moved_squares, &w.step, &w.step_squares})
     if (x->defined()) *x = x->flatten(1, 2);
@@ -395,8 +408,9 @@ void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 }
 
 // Contracts under which a block would hold all keys by all dims.
-bool holds_keys_by_dims(RoundingContract contract) {
-  return rounds_weights(contract) || contract == RoundingContract::flash_fp16;
+bool holds_keys_by_dims(const AttentionCall& call) {
+  return call.for_budget &&
+         (rounds_weights(call.contract) || call.contract == RoundingContract::flash_fp16);
 }
 
 }  // namespace
@@ -413,21 +427,24 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   if (rounds_cache(call.contract)) k = fp16.rounded(keys), v = fp16.rounded(values);
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
-  Attended all;
-  for (at::Tensor* x :
-       {&all.out, &all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
-    *x = like_q();
-  all.score = one_a_head();
-  if (rounds_weights(call.contract)) all.overlap = one_a_head();
-  if (has_ties(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
+  Attended all{.out = like_q()};
+  if (call.for_budget) {
+    for (at::Tensor* x :
+         {&all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
+      *x = like_q();
+    all.score = one_a_head();
+    if (rounds_weights(call.contract)) all.overlap = one_a_head();
+    if (has_ties(call.contract)) all.ties = like_q(), all.tie_squares = like_q();
+  }
   // The one that hides keys behind a mask would let NaN and Inf through: 0 * Inf is NaN.
   const bool finite = (k.isfinite().all() & v.isfinite().all()).item<bool>();
   if (!q.is_cpu() && finite)
     attend_on_device(q, k, v, seen, call, all);
   else
-    attend_in_threads(q, k, v, seen, finite && !holds_keys_by_dims(call.contract) ? kTogether : 1,
-                      call, all);
+    attend_in_threads(q, k, v, seen, finite && !holds_keys_by_dims(call) ? kTogether : 1, call,
+                      all);
   Exact result{.contract = call.contract, .want = to_numbers(all.out)};
+  if (!call.for_budget) return result;
   std::vector<double> terms;
   for (const KeyRange& range : seen) terms.push_back(static_cast<double>(range.end - range.begin));
   result.row_terms = std::move(terms);

@@ -24,6 +24,7 @@ struct AttentionCall {
   RoundingContract contract = RoundingContract::fused;
   DType dtype = DType::bf16;  // that its contract rounds to, where it names no other
   int threads = 0;            // as in ReferenceOptions, on the CPU
+  bool for_budget = true;     // false: Exact::want alone, all else is left empty
 };
 
 // The numbers of Exact for attention, all but its shape: q [queries, kv heads, group, head_dim], k

@@ -299,7 +299,10 @@ Exact OpOracle::attention(const OracleCall& call) const {
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
   }
   Exact result = exact_attention(q, k, v, seen,
-                                 {.contract = call.contract, .dtype = run_, .threads = threads_});
+                                 {.contract = call.contract,
+                                  .dtype = run_,
+                                  .threads = threads_,
+                                  .for_budget = call.for_budget});
   result.shape = queries;
   return result;
 }

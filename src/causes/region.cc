@@ -66,8 +66,9 @@ class Chain final : public RegionInPass {
     std::vector<size_t> rows;
   };
   enum Stores : uint8_t { rounded, unrounded };
-  // The oracle's answer of all rows, and of the recorded place its budgets B.
+  // The oracle's answer of all rows, and, where it was asked for one, its budgets B.
   struct Answer {
+    bool wants_limit = false;
     std::vector<double> want, limit;
     Shape shape;
   };
@@ -206,7 +207,7 @@ void Chain::add_rows(size_t i, const OracleCall& call, Answer& answer) {
   std::vector<int64_t> extents(exact.shape.extents().begin(), exact.shape.extents().end());
   extents[0] = std::ssize(ops_[i].rows);
   answer.shape = Shape(extents);
-  if (i + 1 < ops_.size()) return;
+  if (!call.for_budget) return;
   const Budget budget = budget_of(ops_[i].place.point->op, exact, got_->dtype);
   answer.limit.insert(answer.limit.end(), budget.limit.begin(), budget.limit.end());
 }
@@ -259,6 +260,7 @@ bool Chain::run(size_t first, std::vector<bool> changed, const std::vector<bool>
     if (!changed[i] || given[i]) continue;
     Question question;
     if (!ask(i, values, question)) return false;
+    question.op.call.for_budget = last->wants_limit && i + 1 == ops_.size();
     Answer answer = answer_of(i, question);
     if (answer.want.empty()) return false;
     if (i + 1 == ops_.size())
@@ -287,7 +289,7 @@ bool Chain::make(const Place& place, const std::vector<Place>& hidden,
     Values& values = right_[stores];
     values.resize(ops_.size());
     questions_[stores].resize(ops_.size());
-    Answer last;
+    Answer last{.wants_limit = true};
     const std::vector<bool> all(ops_.size(), true), none(ops_.size());
     if (!run(0, all, none, values, stores, &last)) return false;
     if (last.shape != got_->data.view().shape) return false;

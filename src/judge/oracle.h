@@ -83,6 +83,9 @@ struct OracleCall {
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
   KeysValues keys_values;            // attention: of the one request that all rows belong to
+  // false: what only a budget is made of may be missing. Of attention it is, since it takes several
+  // times as long as the result.
+  bool for_budget = true;
 };
 
 // The fp64 result of single ops of a model, each on the inputs that it is given. It is asked by one

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "src/judge/contracts.h"
 #include "tests/reference/passes.h"
 
 namespace lockstep {
@@ -152,10 +153,12 @@ class Magnitudes : public testing::Test {
                               .inputs = std::move(inputs),
                               .rows = rows,
                               .lengths = lengths,
-                              .keys_values = keys_values});
+                              .keys_values = keys_values,
+                              .for_budget = for_budget_});
   }
 
   RoundingContract contract_ = RoundingContract::fused;
+  bool for_budget_ = true;
   DType dtype_ = DType::bf16;
 
   std::optional<Checkpoint> checkpoint_;
@@ -506,6 +509,25 @@ TEST_P(Attention, GroupedAndWindowed) {
   EXPECT_LE(worst_difference(exact.overlap, loops.overlap), 1e-12);
   EXPECT_TRUE(std::ranges::equal(exact.row_terms, loops.terms));
   EXPECT_EQ(exact.shape, q.view().shape);
+}
+
+// What roundings on the way make of it too, and nothing that a budget alone needs.
+TEST_P(Attention, IsTheSameWithoutItsBudget) {
+  open("tiny/" + GetParam());
+  const int64_t dim = config().head_dim, kv = config().kv_heads;
+  const std::vector<int32_t> positions = {0, 7, 8, 21};
+  const Tensor q = random({4, config().heads, dim}), k = random({22, kv, dim}),
+               v = random({22, kv, dim}, DType::bf16);
+  for (const RoundingContract contract : contracts_of(OpKind::attention, {})) {
+    contract_ = contract, for_budget_ = true;
+    const Exact with = evaluate(point("attn.out"), {q}, positions, {k, v});
+    for_budget_ = false;
+    const Exact without = evaluate(point("attn.out"), {q}, positions, {k, v});
+    EXPECT_LE(worst_difference(without.want, with.want), 1e-13) << name_of(contract);
+    EXPECT_EQ(without.shape, with.shape);
+    EXPECT_FALSE(with.spread.empty());
+    EXPECT_TRUE(without.spread.empty()) << name_of(contract);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Attention,
