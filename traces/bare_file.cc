@@ -11,6 +11,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
+#include "kernels/base/printable.h"
 #include "probes/qwen_graph.h"
 #include "probes/recorder.h"
 #include "traces/bare_rows.h"
@@ -119,7 +120,7 @@ class BareTrace final : public TraceReader, public PlaceReader {
     const std::optional<int32_t> number = number_after(name, "pass");
     const std::string path = "/tensors/" + name;
     check(number.has_value(), "{}: {} was wanted to be named as a pass, as pass000000",
-          file_.path(), path);
+          file_.path(), shown(path));
     check(std::ranges::count(rows_, *number, &PassInfo::pass) > 0,
           "{}: there are tensors of pass {}, and no row of it: /passes/pass has a number a row",
           file_.path(), *number);
@@ -130,9 +131,9 @@ class BareTrace final : public TraceReader, public PlaceReader {
       const std::optional<int32_t> layer = number_after(part, "layer");
       check(layer || part == "model",
             "{}: {}/{} was wanted to be named layer000000 or model, which is of no layer",
-            file_.path(), path, part);
+            file_.path(), path, shown(part));
       check(!layer || *layer < kMostLayers, "{}: {}/{}: a model has at most {} layers",
-            file_.path(), path, part, kMostLayers);
+            file_.path(), path, shown(part), kMostLayers);
       for (const std::string& tensor : file_.names(path + "/" + part))
         list_tensor(path + "/" + part + "/" + tensor, tensor, layer.value_or(-1), tensors);
     }
@@ -147,7 +148,7 @@ class BareTrace final : public TraceReader, public PlaceReader {
     if (p == nullptr)
       for (const Point& one : kPoints) names.push_back(one.name);
     check(p != nullptr, "{}: {} is of no point{} (`lockstep points` lists them)", file_.path(),
-          path, did_you_mean(name, names));
+          shown(path), did_you_mean(name, names));
     check(p->per_layer == (layer >= 0), "{}: {} is of {}: write it under {}", file_.path(), path,
           p->per_layer ? "a layer" : "no layer", p->per_layer ? "layer000000" : "model");
     const Stored tensor{path, {p, layer}, request};

@@ -295,6 +295,7 @@ class JournalReader::Scan {
   // A part of a result, or one that was damaged, is none, and the trace before it is whole.
   void take_result() {
     ++number_;
+    journal_.result_is_damaged_ = true;
     if (size_ - at_ < sizeof(RecordHead)) return;
     const RecordHead head = head_here();
     check(head.kind == JournalKind::result, "nothing but a result may follow the end");
@@ -303,8 +304,9 @@ class JournalReader::Scan {
     const char* const record = bytes_here(sizeof head + head.bytes);
     const std::string body(record + sizeof head, head.bytes);
     const std::string whole = journal_record(JournalKind::result, body, journal_.checksum_);
-    if (std::memcmp(whole.data(), &head.checksum, sizeof head.checksum) == 0)
-      journal_.result_ = body;
+    if (std::memcmp(whole.data(), &head.checksum, sizeof head.checksum) != 0) return;
+    journal_.result_ = body;
+    journal_.result_is_damaged_ = false;
   }
 
   // The record at at_, once its checksum is known to be right.

@@ -34,8 +34,10 @@ class JournalReader {
   // Why reading stopped before the end of the file; empty: it did not.
   const std::string& problem() const { return problem_; }
   // The judgement that is kept behind a journal that ended; "": none that is whole. It begins, or
-  // would, at `end`, after a record of that checksum.
+  // would, at `end`, after a record of that checksum. Whether there is but a part of one, or one
+  // that was changed: the journal before it is whole.
   const std::string& result() const { return result_; }
+  bool result_is_damaged() const { return result_is_damaged_; }
   size_t end() const { return end_; }
   uint64_t checksum() const { return checksum_; }
 
@@ -51,6 +53,7 @@ class JournalReader {
   SavedManifest saved_;
   std::vector<PassAt> passes_;
   std::string problem_, result_;
+  bool result_is_damaged_ = false;
   size_t end_ = 0;
   uint64_t checksum_ = 0;
 

@@ -52,14 +52,36 @@ std::string sealed(const std::string& json) {
   return fmt::format(fmt::runtime(kHead), json.size(), hash_of(json.data(), json.size())) + json;
 }
 
-// The inverse of sealed(): "" of what is cut or damaged.
-std::string unsealed(const std::string& text) {
+void check_whole(bool whole, const std::string& path) {
+  check(whole,
+        "{}: the result that it keeps was cut or changed, and the trace was not: judge it again "
+        "(lockstep judge), which keeps a new one",
+        path);
+}
+
+// The inverse of sealed(), and "" of "".
+std::string unsealed(const std::string& text, const std::string& path) {
+  if (text.empty()) return "";
   uint64_t size = 0, hash = 0;
   const size_t line = text.find('\n');
-  if (line == std::string::npos || std::sscanf(text.c_str(), kResultScan, &size, &hash) != 2)
-    return "";
+  check_whole(
+      line != std::string::npos && std::sscanf(text.c_str(), kResultScan, &size, &hash) == 2, path);
   std::string json = text.substr(line + 1);
-  return json.size() == size && hash_of(json.data(), json.size()) == hash ? json : "";
+  check_whole(json.size() == size && hash_of(json.data(), json.size()) == hash, path);
+  return json;
+}
+
+std::string result_in_folder(const std::string& path) {
+  if (!std::filesystem::exists(file_in(path))) return "";
+  std::string json = read_text(file_in(path), kMostResult);
+  check_whole(!json.empty(), path);  // readers of the JSON refuse any other part of it
+  return json;
+}
+
+std::string result_in_journal(const std::string& path) {
+  const JournalReader journal(path);
+  check_whole(!journal.result_is_damaged(), path);
+  return journal.result();
 }
 
 }  // namespace
@@ -75,10 +97,9 @@ void write_kept_result(const std::string& path, const std::string& json) {
 }
 
 std::string read_kept_result(const std::string& path) {
-  if (std::filesystem::is_directory(path))
-    return std::filesystem::exists(file_in(path)) ? read_text(file_in(path), kMostResult) : "";
+  if (std::filesystem::is_directory(path)) return result_in_folder(path);
   if (!can_keep_result(path)) return "";
-  return is_journal(path) ? JournalReader(path).result() : unsealed(rest_of(path).text);
+  return is_journal(path) ? result_in_journal(path) : unsealed(rest_of(path).text, path);
 }
 
 }  // namespace lockstep

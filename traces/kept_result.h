@@ -13,7 +13,7 @@
 namespace lockstep {
 
 // Begins a kept result behind the end of an HDF5 file. A part of one may be all there is, when
-// writing was cut off: then the trace is whole and keeps none.
+// writing was cut off: then the trace is whole, and can be judged again.
 inline constexpr std::string_view kResultInFile = "lockstep result: ";
 // Whether what follows the end of a trace is a kept result, or a part of one.
 constexpr bool begins_result(std::string_view rest) {
@@ -26,7 +26,8 @@ bool can_keep_result(const std::string& path);
 // Error when it cannot be written; the trace is then as whole as it was.
 void write_kept_result(const std::string& path, const std::string& json);
 
-// The result that the trace at `path` keeps; "" where it keeps none that is whole.
+// The result that the trace at `path` keeps; "" where it keeps none. Throws Error where it keeps a
+// part of one, or one that was changed: that is no trace that was never judged.
 std::string read_kept_result(const std::string& path);
 
 }  // namespace lockstep

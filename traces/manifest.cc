@@ -39,7 +39,12 @@ std::map<std::string, RoundingContract> contracts_from(const JsonValue& object) 
     if (find_point(point) == nullptr)
       fail("{} says where a tensor is rounded that is no point: lockstep points lists them",
            name.where());
-    contracts.emplace(point, meaning_of(name.text(), name.where(), contract_from));
+    const std::string& word = name.text();
+    try {
+      contracts.emplace(point, contract_from(word));
+    } catch (const Error& error) {  // not by meaning_of: the field is sought in the whole text
+      fail("{}: {}", name.where(), error.what());
+    }
   }
   return contracts;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
 
 namespace lockstep {
 namespace {
@@ -36,7 +37,7 @@ bool is_dtype(std::string_view name) {
 DType dtype_from(std::string_view name) {
   for (const Row& row : kDTypes)
     if (row.name == name) return row.dtype;
-  fail("dtype '{}' is not known: use fp32, bf16 or fp16", name);
+  fail("dtype '{}' is not known: use fp32, bf16 or fp16", shown(name));
 }
 
 bool is_float(DType dtype) {

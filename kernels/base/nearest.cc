@@ -35,11 +35,15 @@ std::string_view nearest(std::string_view name, std::span<const std::string_view
   // One more than a third of the letters, rounded up: smaller distances are near. Of equally near
   // names the first wins.
   int least = static_cast<int>(name.size() + 1) / 3 + 1;
-  for (const std::string_view known : names)
+  for (const std::string_view known : names) {
+    // At least as many letters must be put in or left out, and of long names the table is large.
+    const auto [shorter, longer] = std::minmax({name.size(), known.size()});
+    if (std::cmp_greater_equal(longer - shorter, least)) continue;
     if (const int distance = edit_distance(name, known); distance < least) {
       best = known;
       least = distance;
     }
+  }
   if (!best.empty() || name.size() < kBeginning) return best;
   const auto begun = std::ranges::find_if(
       names, [name](std::string_view known) { return known.starts_with(name); });

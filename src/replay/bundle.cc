@@ -122,9 +122,8 @@ void lengths_by_slots(const Parts& parts, AttentionCall& call) {
 void read_lengths(const Parts& parts, AttentionCall& call) {
   const int64_t requests = call.requests();
   const bool flat = call.page_size == 0;
-  if (const TensorView* used =
-          parts.find({"seqused_k", "seq_lens", "context_lens", "cache_seqlens"});
-      used != nullptr && !flat) {
+  const TensorView* used = parts.find({"seqused_k", "seq_lens", "context_lens", "cache_seqlens"});
+  if (used != nullptr && !flat) {
     call.lengths = parts.integers(*used, "seqused_k", requests);
   } else if (const TensorView* edges = parts.find({"cu_seqlens_k"}); edges != nullptr || flat) {
     const std::vector<int64_t> all =
@@ -148,6 +147,9 @@ void read_lengths(const Parts& parts, AttentionCall& call) {
           parts.path());
     lengths_by_slots(parts, call);
   }
+  check(!flat || used == nullptr || parts.integers(*used, "seqused_k", requests) == call.lengths,
+        "{}: seqused_k says that not all keys of k are used: leave out those that are not",
+        parts.path());
   for (int64_t r = 0; r < requests; ++r)
     check(call.lengths[r] >= call.queries(r) && call.lengths[r] <= kMostLength,
           "{}: request {} has {} queries and {} keys: a query sees itself, so that there are no "
@@ -211,8 +213,12 @@ AttentionCall call_of(const Parts& parts) {
     call.slots = parts.integers(*slots, "slot_mapping", call.q.rows());
   if (call.page_size > 0) read_tables(parts, call);
   read_lengths(parts, call);
-  if (const TensorView* window = parts.find({"window"}))
-    call.window = std::max<int64_t>(0, parts.integers(*window, "window", 1)[0]);
+  if (const TensorView* window = parts.find({"window"})) {
+    const int64_t keys = parts.integers(*window, "window", 1)[0];
+    check(keys >= -1, "{}: window is {}: a number of keys was wanted, or -1 or 0 for all",
+          parts.path(), keys);
+    call.window = std::clamp<int64_t>(keys, 0, kMostLength);  // which all keys fit in
+  }
   return call;
 }
 
@@ -271,6 +277,10 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
         slot =
             call.tables[r].at(static_cast<size_t>(row.position / call.page_size)) * call.page_size +
             row.position % call.page_size;
+      if (!call.slots.empty() && slot >= 0)
+        check(call.slots[rows.size() - 1] == slot,
+              "{}: slot_mapping puts query {} into slot {}, block_tables and lengths into {}",
+              parts.path(), rows.size() - 1, call.slots[rows.size() - 1], slot);
       pass.info.rows.push_back({.row = row, .token = 1, .slot = slot});
     }
     if (first > 0)

@@ -4,12 +4,16 @@
 #include "src/replay/bundle_arrays.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <regex>
 #include <string_view>
+#include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/printable.h"
+#include "kernels/base/utf8.h"
 #include "kernels/files/text.h"
 #include "src/weights/safetensors.h"
 
@@ -56,18 +60,37 @@ Shape shape_of(const std::string& text, const std::string& name) {
   return Shape(extents);
 }
 
-// A file of a zip archive that is stored as it is. Offsets are those of the zip format: 10 method,
-// 24 size, 28 length of the name, 42 place of the local header, whose own names end 30 bytes behind
-// its begin.
+// The checksum of the zip format.
+uint32_t crc32_of(std::string_view bytes) {
+  static const std::array<uint32_t, 256> table = [] {
+    std::array<uint32_t, 256> of_byte{};
+    for (uint32_t i = 0; i < of_byte.size(); ++i) {
+      uint32_t crc = i;
+      for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320 : 0);
+      of_byte[i] = crc;
+    }
+    return of_byte;
+  }();
+  uint32_t crc = ~uint32_t{0};
+  for (const char byte : bytes) crc = (crc >> 8) ^ table[(crc ^ byte_of(byte)) & 0xFF];
+  return ~crc;
+}
+
+// A file of a zip archive that is stored as it is. Offsets are those of the zip format: 8 flags, of
+// which the lowest says that it is encrypted, 10 method, 16 checksum, 24 size, 28 length of the
+// name, 42 place of the local header, whose own names end 30 bytes behind its begin.
 void add_entry(std::string_view zip, size_t at, const std::string& path, Arrays& arrays) {
+  const auto flags = number_at<uint16_t>(zip, at + 8, path);
   const auto method = number_at<uint16_t>(zip, at + 10, path);
+  const auto checksum = number_at<uint32_t>(zip, at + 16, path);
   const auto size = number_at<uint32_t>(zip, at + 24, path);
   const auto name_size = number_at<uint16_t>(zip, at + 28, path);
   const auto local = number_at<uint32_t>(zip, at + 42, path);
   check(at + 46 + name_size <= zip.size(), "{} ends too soon: copy it again", path);
   std::string name(zip.substr(at + 46, name_size));
-  check(method == 0, "{}: {} is compressed: write it with numpy.savez, or as .safetensors", path,
-        name);
+  check(method == 0 && (flags & 1) == 0,
+        "{}: {} is compressed or encrypted: write it with numpy.savez, or as .safetensors", path,
+        shown(name));
   check(number_at<uint32_t>(zip, local, path) == 0x04034b50,
         "{} is no .npz archive: its table of files leads elsewhere", path);
   const size_t begin = size_t{local} + 30 + number_at<uint16_t>(zip, local + 26, path) +
@@ -75,7 +98,12 @@ void add_entry(std::string_view zip, size_t at, const std::string& path, Arrays&
   check(begin <= zip.size() && size <= zip.size() - begin, "{} ends too soon: copy it again", path);
   if (!name.ends_with(".npy")) return;
   name.resize(name.size() - 4);
-  arrays[name] = array_of_npy(zip.substr(begin, size), path + ": " + name);
+  const std::string_view file = zip.substr(begin, size);
+  check(crc32_of(file) == checksum, "{}: {} was changed after it was written: copy it again", path,
+        shown(name));
+  check(arrays.emplace(name, array_of_npy(file, path + ": " + shown(name))).second,
+        "{}: {} is there twice, and which of them the call had is not known: write it anew", path,
+        shown(name));
 }
 
 // The archive's table of files stands at its end, where a record says how many there are and where
@@ -120,7 +148,10 @@ bool is_bundle(const std::string& path) {
 
 Tensor array_of_npy(std::string_view bytes, const std::string& name) {
   check(bytes.starts_with("\x93NUMPY"), "{} is no .npy file: write it with numpy.save", name);
-  const bool old = number_at<uint8_t>(bytes, 6, name) == 1;
+  const auto version = number_at<uint8_t>(bytes, 6, name);
+  check(version >= 1 && version <= 3,
+        "{} is of version {} of .npy, 1 to 3 were wanted: write it with numpy.save", name, version);
+  const bool old = version == 1;
   const size_t begin = old ? 10 : 12;
   const size_t length =
       old ? number_at<uint16_t>(bytes, 8, name) : number_at<uint32_t>(bytes, 8, name);
@@ -134,10 +165,15 @@ Tensor array_of_npy(std::string_view bytes, const std::string& name) {
   check(known, "{} has a header that says neither type nor shape: write it with numpy.save", name);
   check(header.find("'fortran_order': False") != header.npos,
         "{} is in Fortran's order: write numpy.ascontiguousarray of it", name);
-  Tensor array(shape_of(shape[1], name), dtype_of(descr[1], name));
-  const size_t size = array.view().bytes();
-  check(bytes.size() - begin - length == size, "{} has {} bytes of numbers, its shape {} wants {}",
-        name, bytes.size() - begin - length, array.view().shape.text(), size);
+  const Shape extents = shape_of(shape[1], name);
+  const DType dtype = dtype_of(descr[1], name);
+  const size_t size = bytes.size() - begin - length;
+  // Before there is memory for it: the shape alone may ask for any amount.
+  int64_t wanted = 0;
+  check(!__builtin_mul_overflow(extents.count(), size_of(dtype), &wanted) &&
+            std::cmp_equal(wanted, size),
+        "{} has {} bytes of numbers, which its shape {} does not want", name, size, extents.text());
+  Tensor array(extents, dtype);
   std::memcpy(array.as<char>(), bytes.data() + begin + length, size);
   return array;
 }

@@ -158,7 +158,7 @@ void Replay::add(const Pass& pass, ReplayResult& result) {
   for (const RecordedTensor& tensor : pass.tensors)
     stored_ = stored_ || Place{tensor.point, tensor.layer} == place_;
   // The trace's own trial comes first, as the others read the history that it keeps.
-  trials_[0]->add(pass, nullptr);
+  naming(options_.trace, [&] { trials_[0]->add(pass, nullptr); });
   if (!has_wanted_row(pass, selection_)) {
     for (size_t i = 1; i < trials_.size(); ++i) trials_[i]->add(pass, nullptr);
     return;

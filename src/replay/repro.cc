@@ -180,7 +180,8 @@ std::pair<Pass, CaseElements> Maker::found() {
       continue;
     }
     ++looked;
-    CaseElements elements = judged_case(judge(), op_case, stored_);
+    CaseElements elements =
+        naming(of_.trace, [&] { return judged_case(judge(), op_case, stored_); });
     if (!elements.wrong().empty()) return {std::move(op_case), std::move(elements)};
   }
   check(looked > 0, "{} cannot be computed again from {}: {}; {}", text_of(place_), of_.trace,

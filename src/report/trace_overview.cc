@@ -87,17 +87,14 @@ std::string size_text(const std::string& path) {
 std::string judged_text(const std::string& path) {
   const std::string kept = read_kept_result(path);
   if (kept.empty()) return "not judged";
-  try {
-    const JsonDocument result(kept, {"the result that the trace keeps", "", kept.size()});
-    const std::string verdict = screen_text(result.root()["verdict"].text());
-    const std::string story = screen_text(result.root()["story"].text());
-    // A story's place stands before the first colon, its further clauses behind a semicolon.
-    const size_t end =
-        std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
-    return fmt::format("judged: {} ({})", verdict, story.substr(0, end));
-  } catch (const Error& error) {
-    return fmt::format("not judged, as far as can be read ({})", error.what());
-  }
+  const JsonDocument result(
+      kept, {"the result that " + path + " keeps", "judge the trace again", kept.size()});
+  const std::string verdict = screen_text(result.root()["verdict"].text());
+  const std::string story = screen_text(result.root()["story"].text());
+  // A story's place stands before the first colon, its further clauses behind a semicolon.
+  const size_t end =
+      std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
+  return fmt::format("judged: {} ({})", verdict, story.substr(0, end));
 }
 
 // The line by which a trace is recognised.

@@ -60,18 +60,6 @@ Extent extent_of(TraceReader& trace) {
   return extent;
 }
 
-// Does what is asked of a trace; an Error that comes of it names the trace.
-template <typename Work>
-auto of_trace(const std::string& path, Work work) {
-  try {
-    return work();
-  } catch (const Error& error) {
-    const std::string_view said = error.what();
-    if (said.find(path) != said.npos) throw;
-    fail("{}: {}", path, said);
-  }
-}
-
 }  // namespace
 
 // A bare trace does not say what it left out: its graph is the model's, without the optional points
@@ -103,7 +91,7 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
         "--model it was made with",
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
-  opened.interleaved = of_trace(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
+  opened.interleaved = naming(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
   return opened;
 }
 
@@ -193,7 +181,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
                        extent.tokens);
   options.progress = [&](std::string_view doing, int layer) { progress.at(doing, layer); };
   Judge judge =
-      of_trace(path, [&] { return Judge(manifest, *oracle, exact.get(), rounded.get(), options); });
+      naming(path, [&] { return Judge(manifest, *oracle, exact.get(), rounded.get(), options); });
   const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
   Causes causes(manifest, judge, *oracle, *hypotheses);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
@@ -204,7 +192,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     Pass pass = opened.read(judged++);
     keep_rows(manifest, pass.info, rows);
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
-    const std::vector<NodeId> flags = of_trace(path, [&] { return judge.judge(pass); });
+    const std::vector<NodeId> flags = naming(path, [&] { return judge.judge(pass); });
     found |= !flags.empty();
     causes.add(pass, flags);
     if (budget) budget->add(pass);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/base/check.h"
 #include "src/judge/error_budget.h"
 #include "src/judge/judge.h"
 #include "src/report/document.h"
@@ -11,6 +12,18 @@
 #include "traces/trace.h"
 
 namespace lockstep {
+
+// Does what is asked of a file; an Error that comes of it names the file.
+template <typename Work>
+auto naming(const std::string& path, Work work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    const std::string_view said = error.what();
+    if (said.find(path) != said.npos) throw;
+    fail("{}: {}", path, said);
+  }
+}
 
 // The note of a judgement that JudgeOptions::fail_fast ended, with what was judged, what there is
 // of it, and what that is.

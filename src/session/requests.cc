@@ -95,9 +95,19 @@ void read_force(const JsonValue& force, Request& request) {
     force.refuse("a list of at least one token id; leave it out to let the engine choose: that");
 }
 
+// The engine refuses such tokens too, and cannot say who named them.
+void check_vocabulary(const std::vector<int32_t>& tokens, const std::string& named_by,
+                      const ModelConfig& config) {
+  for (const int32_t token : tokens)
+    check(token >= 0 && token < config.vocab,
+          "{}: token {} is none of the model's vocabulary, which is 0..{}: use the tokenizer of "
+          "this model",
+          named_by, token, config.vocab - 1);
+}
+
 // Fields of the line override what the command line says of all requests.
-void read_request(const JsonValue& line, const ModelOptions& options, const Tokenizer* tokenizer,
-                  Request& request) {
+void read_request(const JsonValue& line, const ModelOptions& options, const ModelConfig& config,
+                  const Tokenizer* tokenizer, Request& request) {
   check_fields(line);
   const JsonValue prompt = line["prompt"], messages = line["messages"], id = line["id"];
   if (!prompt.is_missing()) {
@@ -117,6 +127,8 @@ void read_request(const JsonValue& line, const ModelOptions& options, const Toke
   read_whole(line, "n", 1, request.samples);
   read_whole(line, "arrival", 0, request.arrival);
   read_sampling(line, request.sampling);
+  for (const auto* tokens : {&request.prompt, &request.forced})
+    check_vocabulary(*tokens, line.where(), config);
 }
 
 }  // namespace
@@ -156,7 +168,8 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
 }
 
 std::vector<Request> requests_in(const std::string& text, const ModelOptions& options,
-                                 const Request& pattern, const Tokenizer* tokenizer) {
+                                 const ModelConfig& config, const Tokenizer* tokenizer) {
+  const Request pattern = request_pattern(options, config);
   std::vector<Request> requests;
   std::istringstream lines(text);
   std::string line;
@@ -164,7 +177,7 @@ std::vector<Request> requests_in(const std::string& text, const ModelOptions& op
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const JsonDocument document(
         line, {fmt::format("{}, line {}", options.requests, number), "correct it", kMostLine});
-    read_request(document.root(), options, tokenizer, requests.emplace_back(pattern));
+    read_request(document.root(), options, config, tokenizer, requests.emplace_back(pattern));
   }
   check(!requests.empty(), "{}: has no request, and one a line was wanted", options.requests);
   return requests;
@@ -173,19 +186,27 @@ std::vector<Request> requests_in(const std::string& text, const ModelOptions& op
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer) {
   const Request pattern = request_pattern(options, config);
+  check_vocabulary(pattern.forced, "--force", config);
   std::vector<Request> requests;
-  for (const std::string& text : options.prompts)
+  for (const std::string& text : options.prompts) {
     put_text(requests.emplace_back(pattern), text, options, tokenizer);
-  for (const std::string& text : options.tokens)
+    check_vocabulary(requests.back().prompt, options.model + "/tokenizer.json", config);
+  }
+  for (const std::string& text : options.tokens) {
     requests.emplace_back(pattern).prompt = ids_from(text, "--tokens");
+    check_vocabulary(requests.back().prompt, "--tokens", config);
+  }
   if (!options.requests.empty())
     std::ranges::move(
-        requests_in(read_text(options.requests, kMostText), options, pattern, tokenizer),
+        requests_in(read_text(options.requests, kMostText), options, config, tokenizer),
         std::back_inserter(requests));
   check(!requests.empty(),
         "there is nothing to run: give --prompt TEXT, --tokens 1,2,3 or --requests FILE.jsonl with "
         "at least one request");
-  if (!options.force_from.empty()) force_from(options.force_from, requests);
+  if (options.force_from.empty()) return requests;
+  force_from(options.force_from, requests);
+  for (const Request& request : requests)
+    check_vocabulary(request.forced, "--force-from " + options.force_from, config);
   return requests;
 }
 

@@ -23,14 +23,16 @@ void put_chat(Request& request, const std::vector<Message>& messages, const Mode
               const Tokenizer& tokenizer);
 
 // The requests of a JSON object a line, each as the pattern where it does not say otherwise; blank
-// lines are none. Throws Error, naming options.requests and the line, on a malformed one.
+// lines are none. Throws Error, naming options.requests and the line, on a malformed one, and on
+// one with tokens that the model does not have.
 std::vector<Request> requests_in(const std::string& lines, const ModelOptions& options,
-                                 const Request& pattern, const Tokenizer* tokenizer);
+                                 const ModelConfig& config, const Tokenizer* tokenizer);
 
 // The requests of --prompt, --tokens and --requests, in this order, each as the pattern where it
 // does not say otherwise. `tokenizer` may be null: then a prompt that is text throws Error. Throws
-// Error too when nothing was asked for, on a malformed file, naming its line, and on one that
-// cannot be read to its end: what was read until then is not what was asked for.
+// Error too when nothing was asked for, on a malformed file, naming its line, on tokens that the
+// model does not have, and on a file that cannot be read to its end: what was read until then is
+// not what was asked for.
 std::vector<Request> requests_from(const ModelOptions& options, const ModelConfig& config,
                                    const Tokenizer* tokenizer);
 

@@ -114,10 +114,10 @@ std::string Reader::raw(std::string_view token) const {
   for (size_t at = 0; at < token.size();) {
     const std::string character(token.substr(at, utf8_front(token.substr(at, 4)).length));
     const auto found = alphabet_.find(character);
-    check(found != alphabet_.end(),
+    if (found == alphabet_.end())  // no check, which would make its words for each character
+      fail(
           "token \"{}\" of \"{}\" has the character \"{}\", which stands for no byte; use a "
-          "byte-level "
-          "tokenizer",
+          "byte-level tokenizer",
           shown(token), path_, shown(character));
     bytes += found->second;
     at += character.size();

@@ -13,7 +13,10 @@ void read(std::string_view input) {
   ModelOptions options;
   options.requests = "x.jsonl";
   const std::string lines(input.substr(input.empty() ? 0 : 1));
-  requests_in(lines, options, {}, has_texts ? &tokenizer : nullptr);
+  for (const Request& request :
+       requests_in(lines, options, {.vocab = 1000}, has_texts ? &tokenizer : nullptr))
+    for (const int32_t token : request.prompt)
+      if (token < 0 || token >= 1000) wrong("a token that the model lacks was taken");
 }
 
 }  // namespace lockstep::fuzz

@@ -56,6 +56,37 @@ class ByHand(unittest.TestCase):
             self.assertEqual(work.trouble_of_ended(ended, ()), "", arguments[0])
             self.assertNotIn("q" * 81, ended.err, arguments[0])
 
+    def test_a_result_that_lost_its_end_is_refused(self) -> None:
+        for name in ("x.h5", "x.journal", "x.trace"):
+            trace = self.folder / name
+            ran = work.call([LOCKSTEP, "run", "-m", TINY, "--tokens", "1,2", "-n", "2", "-q",
+                             "--trace", str(trace), "--keep",
+                             "digest" if name == "x.journal" else "full"])
+            self.assertEqual(ran.status, 0, ran.err)
+            kept = trace / "result.json" if trace.is_dir() else trace
+            whole = kept.read_bytes()
+            for cut in (1, 1000):
+                text = whole.rstrip(b"\n") if trace.is_dir() else whole
+                kept.write_bytes(text[:-cut])
+                self.refused([LOCKSTEP, "inspect", str(trace)], str(trace))
+                self.refused([LOCKSTEP, "report", str(trace), "--html",
+                              str(self.folder / "x.html")], str(trace))
+            if name == "x.journal":
+                continue  # without numbers nothing is judged
+            judged = work.call([LOCKSTEP, "judge", str(trace), "--model", TINY, "-q"])
+            self.assertEqual(judged.status, 0, judged.err)
+            self.assertEqual(work.call([LOCKSTEP, "inspect", str(trace)]).status, 0)
+
+    def test_a_token_of_a_long_name_takes_no_time(self) -> None:
+        vocabulary = json.loads((Path(BARD) / "tokenizer.json").read_text())
+        vocabulary["model"]["vocab"]["a" * 1_000_000] = 4999
+        model = self.model(BARD)
+        (model / "tokenizer.json").write_text(json.dumps(vocabulary))
+        begin = time.monotonic()
+        self.assertEqual(work.call([LOCKSTEP, "generate", "-m", str(model), "-p", "a", "-n",
+                                    "1"]).status, 0)
+        self.assertLess(time.monotonic() - begin, 5)  # 2 minutes, when each letter was looked at
+
     def test_nested_json_is_refused(self) -> None:
         deep = "[" * 100_000
         for name in ("config.json", "generation_config.json"):

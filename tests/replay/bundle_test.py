@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
+import zipfile
 
 import numpy as np
 
@@ -113,6 +115,55 @@ class Bundle(unittest.TestCase):
                     self.assertEqual(set(trials), {"the bundle", "lockstep", RIGHT})
                     self.assertEqual(trials["lockstep"]["rows"], 13)
                     self.assertEqual(trials["lockstep"]["nodes"]["judged"], 3)
+
+    def changed(self, change, **arrays):
+        """What is said of a sound archive whose bytes, or arrays, are others."""
+        path = pathlib.Path(self.npz({**Call().arrays, **arrays}))
+        path.write_bytes(change(path.read_bytes()))
+        said = self.trouble(str(path))
+        self.assertIn("call.npz", said)
+        self.assertNotIn("n" * 100, said)
+        return said
+
+    def test_an_archive_that_was_changed_is_refused(self):
+        def at(mark, offset, number):
+            return lambda data: (data[:(i := data.find(mark) + offset)] + number +
+                                 data[i + len(number):])
+        first, zip_entry = b"\x93NUMPY", b"PK\1\2"
+        self.assertIn("was changed after", self.changed(at(first, 200, b"\1\2\3")))
+        self.assertIn("encrypted", self.changed(at(zip_entry, 8, b"\1\0")))
+        self.assertIn("was changed after", self.changed(at(first, 6, b"\x09")))
+        path = pathlib.Path(self.npz(Call().arrays))
+        with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            archive.writestr("q.npy", archive.read("k.npy"))
+        self.assertIn("q is there twice", self.trouble(str(path)))
+        for version, shape, said in ((9, "(13, 4, 16)", "version 9"),
+                                     (1, f"({1 << 40}, 2, 32)", "does not want")):
+            header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("n" * 60000 + ".npy", first + bytes([version, 0]) +
+                                 len(header).to_bytes(2, "little") + header + bytes(64))
+            self.assertIn(said, self.changed(lambda data, kept=path.read_bytes(): kept))
+
+    def test_arrays_that_contradict_each_other_are_refused(self):
+        call = Call()
+        slots = call.arrays["slot_mapping"].copy()
+        slots[3] = 1 << 40
+        self.assertIn("slot_mapping puts query 3",
+                      self.trouble(self.npz({**call.arrays, "slot_mapping": slots,
+                                             "seqused_k": call.lengths})))
+        self.assertIn("window is -5", self.trouble(self.npz(
+            {**call.arrays, "window": np.array([-5], np.int64)})))
+        flat = {**call.arrays, "k": np.concatenate(call.keys), "v": np.concatenate(call.values),
+                "cu_seqlens_k": np.cumsum([0, *call.lengths]).astype(np.int32)}
+        for name in ("block_tables", "slot_mapping"):
+            del flat[name]
+        self.assertIn("not all keys", self.trouble(self.npz(
+            {**flat, "seqused_k": call.lengths - 1})))
+        verdict, _ = self.replayed(self.npz({**flat, "seqused_k": call.lengths,
+                                             "window": np.array([1 << 62], np.int64)}))
+        self.assertEqual(verdict, "clean")
 
     def test_it_may_be_a_folder_or_safetensors(self):
         arrays = Call(dtype=np.float32).arrays

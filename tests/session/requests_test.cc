@@ -38,7 +38,7 @@ class Requests : public testing::Test {
 
   const std::string file_ = temp_path("requests.jsonl");
   ModelOptions options_{.model = "DIR", .max_new = 5};
-  const ModelConfig config_{.eos = {9}};
+  const ModelConfig config_{.vocab = 5000, .eos = {9}};
 };
 
 TEST_F(Requests, CarryTheOptionsOfTheCommand) {
@@ -206,6 +206,23 @@ TEST_F(Requests, WithBadNumbersOrMessagesAreRefusedByLine) {
   options_.stop = {""};
   EXPECT_EQ(error_of([&] { request_pattern(options_, config_); }),
             "--stop wants a text, found an empty one");
+}
+
+TEST_F(Requests, HaveTokensOfTheModelOrSayWhoNamedThem) {
+  EXPECT_EQ(read("{\"tokens\": [4999]}").size(), 1u);
+  const std::string rest =
+      " is none of the model's vocabulary, which is 0..4999: use the tokenizer "
+      "of this model";
+  EXPECT_EQ(error_in("{\"tokens\": [1]}\n{\"tokens\": [1, 5000]}\n"),
+            ", line 2: token 5000" + rest);
+  EXPECT_EQ(error_in("{\"tokens\": [1], \"force\": [-1]}"), ", line 1: token -1" + rest);
+  options_.requests = "";
+  options_.tokens = {"1", "99999"};
+  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
+            "--tokens: token 99999" + rest);
+  options_.force = "70000";
+  EXPECT_EQ(error_of([&] { requests_from(options_, config_, nullptr); }),
+            "--force: token 70000" + rest);
 }
 
 TEST_F(Requests, AreNotTakenForAllWhereReadingFails) {

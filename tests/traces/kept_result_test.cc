@@ -53,26 +53,29 @@ TEST_P(KeptInFile, LiesBehindATraceOfWhichNoByteChanges) {
   EXPECT_EQ(text_of(path).substr(0, before.size()), before);
 }
 
-TEST_P(KeptInFile, ThatWasCutIsNone) {
+TEST_P(KeptInFile, ThatWasCutIsRefused) {
   const std::string before = text_of(path);
   write_kept_result(path, first);
   const std::string after = text_of(path);
-  for (size_t bytes = before.size(); bytes < after.size(); bytes += 3) {
+  for (size_t bytes = before.size() + 1; bytes < after.size(); ++bytes) {
     scratch.write(GetParam(), after.substr(0, bytes));
-    EXPECT_EQ(read_kept_result(path), "") << bytes;
-    expect_whole();
+    expect_trouble(path + ": the result that it keeps was cut", [&] { read_kept_result(path); });
+    if (bytes % 16 == 0) expect_whole();
   }
+  scratch.write(GetParam(), before);
+  EXPECT_EQ(read_kept_result(path), "") << "all of it is gone";
   write_kept_result(path, second);
   EXPECT_EQ(read_kept_result(path), second);
   EXPECT_EQ(text_of(path).substr(0, before.size()), before);
 }
 
-TEST_P(KeptInFile, ThatWasDamagedIsNone) {
+TEST_P(KeptInFile, ThatWasDamagedIsRefused) {
   write_kept_result(path, second);
   std::string bytes = text_of(path);
   bytes[bytes.rfind("clean")] = 'g';
   scratch.write(GetParam(), bytes);
-  EXPECT_EQ(read_kept_result(path), "");
+  expect_trouble(path + ": the result that it keeps was cut or changed",
+                 [&] { read_kept_result(path); });
   expect_whole();
 }
 
