@@ -47,8 +47,8 @@
 namespace lockstep {
 namespace {
 
-struct Name {
-  consteval Name(const char* name) : point(lockstep::point(name)) {}
+struct PointName {
+  consteval PointName(const char* name) : point(lockstep::point(name)) {}
   const Point& point;
 };
 
@@ -102,18 +102,18 @@ class QwenSharer final : public ErrorSharer {
   void backward(std::vector<Start>& starts, double weight);
   void add_parts(const at::Tensor& y, const std::vector<at::Tensor*>& inputs, at::Tensor& gradient,
                  double weight);
-  at::Tensor see(Name name, const at::Tensor& y);
-  at::Tensor recorded(Name name, const at::Tensor& y);
+  at::Tensor see(PointName name, const at::Tensor& y);
+  at::Tensor recorded(PointName name, const at::Tensor& y);
 
-  at::Tensor rms_norm(Name name, const at::Tensor& x) const;
-  at::Tensor linear(Name name, const at::Tensor& x) const;
+  at::Tensor rms_norm(PointName name, const at::Tensor& x) const;
+  at::Tensor linear(PointName name, const at::Tensor& x) const;
   at::Tensor by_head(const at::Tensor& x) const {
     return x.view({x.size(0), -1, recipe_.head_dim});
   }
   static at::Tensor rope(const at::Tensor& x, const Start& start);
   at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   at::Tensor choose(const at::Tensor& router);
-  at::Tensor expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const;
+  at::Tensor expert(PointName name, const at::Tensor& x, const at::Tensor& chosen) const;
 
   const ModelConfig& config_;
   int threads_;
@@ -148,7 +148,7 @@ Key key_of(const Place& place) { return {place.point->order(), place.layer}; }
 double dot(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum().item<double>(); }
 
 // The result as it was stored, where it was; its error is kept.
-at::Tensor QwenSharer::recorded(Name name, const at::Tensor& y) {
+at::Tensor QwenSharer::recorded(PointName name, const at::Tensor& y) {
   const Place place{&name.point, layer_};
   const RecordedRows* rows = text_->find(place);
   if (!rows || rows->data.view().count() != y.numel() || y.numel() == 0) return y;
@@ -169,7 +169,7 @@ at::Tensor QwenSharer::recorded(Name name, const at::Tensor& y) {
   return at::where(there, kept, y);
 }
 
-at::Tensor QwenSharer::see(Name name, const at::Tensor& y) {
+at::Tensor QwenSharer::see(PointName name, const at::Tensor& y) {
   if (way_ == Way::as_recorded) return recorded(name, y);
   const Place place{&name.point, layer_};
   const auto error = errors_.find(key_of(place));
@@ -183,13 +183,13 @@ at::Tensor QwenSharer::see(Name name, const at::Tensor& y) {
   return y + leaf;
 }
 
-at::Tensor QwenSharer::rms_norm(Name name, const at::Tensor& x) const {
+at::Tensor QwenSharer::rms_norm(PointName name, const at::Tensor& x) const {
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
   // LibTorch differentiates this itself: nothing in it is widened by block.
   return x * (mean_square + recipe_.norm_eps).rsqrt() * weights_.norm({&name.point, layer_});
 }
 
-at::Tensor QwenSharer::linear(Name name, const at::Tensor& x) const {
+at::Tensor QwenSharer::linear(PointName name, const at::Tensor& x) const {
   const Place place{&name.point, layer_};
   const at::Tensor rows = x.flatten(1);
   return with_gradient(
@@ -197,7 +197,7 @@ at::Tensor QwenSharer::linear(Name name, const at::Tensor& x) const {
       [this, place](const at::Tensor& g) { return weights_.back(place, g.contiguous()); });
 }
 
-at::Tensor QwenSharer::expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const {
+at::Tensor QwenSharer::expert(PointName name, const at::Tensor& x, const at::Tensor& chosen) const {
   const Place place{&name.point, layer_};
   const bool of_token = x.dim() == 2;
   return with_gradient(x, weights_.experts(place, x.detach(), chosen, nullptr, nullptr),
@@ -359,7 +359,7 @@ void QwenSharer::backward(std::vector<Start>& starts, double weight) {
     by_sin += start.sin;
   }
   differentiates_ = false;
-  const auto add = [&](Name name, const at::Tensor& by) {
+  const auto add = [&](PointName name, const at::Tensor& by) {
     if (const auto error = errors_.find(key_of({&name.point, -1})); error != errors_.end())
       parts_[error->first] += weight * dot(by, as_dtype(error->second, DType::f64));
   };

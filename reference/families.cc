@@ -1,5 +1,10 @@
 #include "reference/families.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
 #include "kernels/base/check.h"
 #include "reference/error_sharer.h"
 #include "reference/qwen.h"
@@ -22,11 +27,10 @@ constexpr Family kFamilies[] = {
 const Family& family_of(const ModelConfig& config) {
   for (const Family& family : kFamilies)
     if (family.architecture == config.architecture) return family;
-  fail(
-      "a reference is there for the families Qwen2, Qwen3 and Qwen3-MoE, found architecture {}: "
-      "use a "
-      "checkpoint of one of these",
-      config.architecture);
+  std::array<std::string_view, std::size(kFamilies)> known;
+  std::ranges::transform(kFamilies, known.begin(), &Family::architecture);
+  fail("the architecture {} has no reference, and {} have one: use a checkpoint of one of these",
+       config.architecture, fmt::join(known, ", "));
 }
 
 }  // namespace lockstep

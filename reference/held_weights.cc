@@ -29,7 +29,7 @@ namespace {
 // Elements of a weight that are widened at a time: 1 MiB in fp64, so that they stay in a cache.
 constexpr int64_t kBlock = 1 << 17;
 // The same on a device, where a product must be large to be fast: 256 MiB, twice for a magnitude.
-constexpr int64_t kDeviceBlock = 1 << 25;
+constexpr int64_t kWidestOnDevice = 1 << 25;
 // And on the CPU where one product after another is added up, each by all threads: 8 MiB.
 constexpr int64_t kSummedBlock = 1 << 20;
 // Rows of x from which on magnitudes in fp32 are faster than in fp64, though they take more calls.
@@ -131,7 +131,7 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
   // The blocks are the same whatever the number of threads, and so are the results.
   const int64_t rows =
-      std::max<int64_t>(1, (gpu_ < 0 ? kBlock : kDeviceBlock) / std::max<int64_t>(1, inputs));
+      std::max<int64_t>(1, (gpu_ < 0 ? kBlock : kWidestOnDevice) / std::max<int64_t>(1, inputs));
   at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
       const int64_t count = std::min(rows, outputs - first);
@@ -227,8 +227,8 @@ at::Tensor HeldWeights::back(const std::string& name, const at::Tensor& g) const
   const at::Tensor x = at::zeros({g.size(0), inputs}, g.options());
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(g.size(0) + 10);
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
-  const int64_t rows =
-      std::max<int64_t>(1, (gpu_ < 0 ? kSummedBlock : kDeviceBlock) / std::max<int64_t>(1, inputs));
+  const int64_t rows = std::max<int64_t>(
+      1, (gpu_ < 0 ? kSummedBlock : kWidestOnDevice) / std::max<int64_t>(1, inputs));
   // Block after block, each onto the sum so far, in one order: unlike in product(), blocks share
   // the elements that they add to.
   for (int64_t first = 0; first < outputs; first += rows) {

@@ -345,7 +345,7 @@ Tensor k_and_v_exchanged(const Asked& a, double) {
     return other;
   });
 }
-std::vector<double> neighbours(const Asked&) { return {-1, 1}; }
+std::vector<double> one_row_beside(const Asked&) { return {-1, 1}; }
 // A page table whose rows were not permuted with the batch.
 Tensor cache_of_request(const Asked& a, double by) {
   Attention how;
@@ -442,12 +442,12 @@ constexpr Hypothesis kAttention[] = {
     {"K read for V", k_for_v},
     {"V read for K", v_for_k},
     {"K and V exchanged", k_and_v_exchanged},
-    {"the context length of the request {:+g} in the pass", length_of_request, neighbours},
-    {"the keys and values of the request {:+g} in the pass", cache_of_request, neighbours},
+    {"the context length of the request {:+g} in the pass", length_of_request, one_row_beside},
+    {"the keys and values of the request {:+g} in the pass", cache_of_request, one_row_beside},
     {"the first page read for every other one", first_page_again},
-    {"the page {:+g} read for each", page_before, neighbours},
+    {"the page {:+g} read for each", page_before, one_row_beside},
     {"the first two pages exchanged", first_pages_swapped},
-    {"the K of the key {:+g} read for each", key_shifted, neighbours},
+    {"the K of the key {:+g} read for each", key_shifted, one_row_beside},
     {"the last split of {:g} keys left out", last_split_left_out, splits},
     {"the first split of {:g} keys alone", first_split_alone, splits},
     {"the keys of a last page of {:g} that is not full left out", part_page_left_out,

@@ -81,7 +81,7 @@ std::vector<double> sizes(const Asked&) {
   for (const double size : {10., 100., 1e3, 1e4, 1e5, 1e6}) all.push_back(size);
   return all;
 }
-Tensor through_fp16(const Asked& a, double size) {
+Tensor silu_through_fp16(const Asked& a, double size) {
   return a.in_dtype(a.right() * size, DType::f16) / size;
 }
 // x sigmoid(b x): b = ln 2 is 2^-x for e^-x, b = log2(e) that factor once too often.
@@ -173,7 +173,8 @@ constexpr Hypothesis kSilu[] = {
     {"gate clamped above and up both ways at {:g}", clamped_above, clamps},
     {"silu(gate) rounded to bf16 before up", silu_in_bf16},
     {"silu(gate) rounded to fp16 before up", silu_in_fp16},
-    {"its result through fp16 at {:g} times its size, where it overflows", through_fp16, sizes},
+    {"its result through fp16 at {:g} times its size, where it overflows", silu_through_fp16,
+     sizes},
 };
 
 Tensor stream(const Asked& a) { return a.input(0); }
@@ -208,7 +209,7 @@ Tensor other_branch(const Asked& a, double) {
   return other.defined() ? stream(a) + other : Tensor();
 }
 // got - stream = f branch by least squares: the residual scale of families that have one.
-std::vector<double> factors(const Asked& a) {
+std::vector<double> addend_factors(const Asked& a) {
   const Tensor rest = a.got() - stream(a);
   const double factor =
       (rest * branch(a)).sum().item<double>() / branch(a).square().sum().item<double>();
@@ -264,7 +265,7 @@ constexpr Hypothesis kAdd[] = {
     {"the normed stream for the stream", normed_stream},
     {"the stream of before attention for the stream", earlier_stream},
     {"attention's branch for its own", other_branch},
-    {"the branch times {:g}", branch_times, factors},
+    {"the branch times {:g}", branch_times, addend_factors},
     {"the stream times {:g}", stream_times, stream_factors},
     {"the branch of the row {:+g} in the pass", branch_of_row, neighbours_of_rows},
     {"the stream of the row {:+g} in the pass", stream_of_row, neighbours_of_rows},

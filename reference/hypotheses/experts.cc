@@ -69,7 +69,7 @@ Tensor weights_turned(const Asked& a, double by) {
 }
 // Rows of input(0) are [token, choice, hidden], input(1) has a weight for each choice.
 Tensor unweighted(const Asked& a, double) { return a.input(0).sum(1); }
-Tensor mean(const Asked& a, double) { return a.input(0).mean(1); }
+Tensor mean_of_experts(const Asked& a, double) { return a.input(0).mean(1); }
 Tensor first_alone(const Asked& a, double) {
   return sum_of(a.input(0).narrow(1, 0, 1), a.input(1).narrow(1, 0, 1));
 }
@@ -98,7 +98,7 @@ constexpr Hypothesis kSum[] = {
     {"the experts' weights in the opposite order", weights_turned_round},
     {"the experts' weights turned by {:+g}", weights_turned, turns},
     {"the experts' results added without weights", unweighted},
-    {"the mean of the experts' results", mean},
+    {"the mean of the experts' results", mean_of_experts},
     {"the first expert alone", first_alone},
     {"the last expert left out", last_left_out},
     {"the experts' weights twice", weighted_twice},
@@ -110,7 +110,7 @@ constexpr Hypothesis kSum[] = {
 Tensor of_experts(const Asked& a, const Tensor& x, const Tensor& experts) {
   return a.model().weights.experts(a.place(), x, experts.to(at::kInt), nullptr, nullptr);
 }
-std::vector<double> neighbours(const Asked&) { return {1, -1}; }
+std::vector<double> expert_ids_beside(const Asked&) { return {1, -1}; }
 // Experts by another number than was chosen: tables of experts that are permuted or shared among
 // devices go wrong this way.
 Tensor next_expert(const Asked& a, double by) {
@@ -181,7 +181,7 @@ Tensor inputs_left_out(const Asked& a, double count) {
 }
 
 constexpr Hypothesis kExperts[] = {
-    {"the expert {:+g} for the one that was chosen", next_expert, neighbours},
+    {"the expert {:+g} for the one that was chosen", next_expert, expert_ids_beside},
     {"the experts of a token in the opposite order", other_choice},
     {"the first chosen expert for all choices", first_choice},
     {"the number of the choice for the expert", by_choice_number},

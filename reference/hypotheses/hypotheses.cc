@@ -70,14 +70,14 @@ struct FewRows {
   TensorView picked(const TensorView& all, const std::vector<size_t>& few) {
     std::vector<int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());
     extents[0] = std::ssize(few);
-    const Tensor& copy = copies.emplace_back(Shape(extents), all.dtype);
+    const lockstep::Tensor& copy = copies.emplace_back(Shape(extents), all.dtype);
     const int64_t bytes = all.row_size() * size_of(all.dtype);
     for (size_t i = 0; i < few.size(); ++i)
       std::memcpy(copy.as<char>() + i * bytes, all.as<char>() + few[i] * bytes, bytes);
     return copy;
   }
 
-  std::deque<Tensor> copies;
+  std::deque<lockstep::Tensor> copies;
   std::vector<Row> rows;
   std::vector<int32_t> tokens;
   std::vector<int64_t> lengths;

@@ -76,16 +76,16 @@ Tensor turned_in_pairs(const Asked& a, const Tensor& x, const Tables& given) {
       .flatten(-2);
 }
 
-Tensor left_out(const Asked& a, double) { return a.input(0); }
+Tensor rope_left_out(const Asked& a, double) { return a.input(0); }
 // The layout of GPT-J, where that of GPT-NeoX is right.
-Tensor interleaved(const Asked& a, double) {
+Tensor rope_interleaved(const Asked& a, double) {
   return turned_in_pairs(a, a.input(0), right_tables(a));
 }
-Tensor negated(const Asked& a, double) {
+Tensor rope_negated(const Asked& a, double) {
   const Tables t = right_tables(a);
   return turned(a, {t.cos, -t.sin});
 }
-Tensor exchanged(const Asked& a, double) {
+Tensor rope_exchanged(const Asked& a, double) {
   const Tables t = right_tables(a);
   return turned(a, {t.sin, t.cos});
 }
@@ -346,8 +346,8 @@ Tensor scaled_query(const Asked& a, double) {
 }
 
 constexpr Hypothesis kRope[] = {
-    {"no rotation at all: its input is handed on", left_out},
-    {"RoPE of interleaved pairs (2j, 2j + 1) instead of halves", interleaved},
+    {"no rotation at all: its input is handed on", rope_left_out},
+    {"RoPE of interleaved pairs (2j, 2j + 1) instead of halves", rope_interleaved},
     {"RoPE by the base {:g}", other_base, bases},
     {"RoPE without its scaling", scaling_left_out},
     {"RoPE with its scaling factor twice", scaling_twice},
@@ -355,8 +355,8 @@ constexpr Hypothesis kRope[] = {
     {"RoPE with linear scaling for its own", linear_scaling},
     {"RoPE without the factor of cos and sin", magnitude_left_out},
     {"RoPE with the factor of cos and sin twice", magnitude_twice},
-    {"RoPE turned the other way (sin negated)", negated},
-    {"RoPE with cos and sin exchanged", exchanged},
+    {"RoPE turned the other way (sin negated)", rope_negated},
+    {"RoPE with cos and sin exchanged", rope_exchanged},
     {"RoPE applied twice", twice},
     {"RoPE without the minus of the first half", no_minus},
     {"RoPE with the halves of a head exchanged", halves_exchanged},

@@ -90,7 +90,7 @@ Tensor last_position(const Asked& a, double) {
   return Rotary::at_positions(a, positions);
 }
 Tensor first_position(const Asked& a, double) { return Rotary::at_positions(a, starts(a)); }
-std::vector<double> neighbours(const Asked&) { return {-1, 1}; }
+std::vector<double> positions_beside(const Asked&) { return {-1, 1}; }
 Tensor of_other_row(const Asked& a, double by) {
   std::vector<double> positions = Rotary::right_positions(a);
   if (positions.size() < 2) return {};
@@ -180,8 +180,9 @@ constexpr Hypothesis kPositions[] = {
     {"RoPE at the row's number in the pass for its position", by_row_number},
     {"RoPE at the last position of the request for every row", last_position},
     {"RoPE at the pass's first position of the request for every row", first_position},
-    {"RoPE by the position of the row {:+g} away in the pass", of_other_row, neighbours},
-    {"RoPE by the positions of the request {:+g} away in the pass", of_other_request, neighbours},
+    {"RoPE by the position of the row {:+g} away in the pass", of_other_row, positions_beside},
+    {"RoPE by the positions of the request {:+g} away in the pass", of_other_request,
+     positions_beside},
     {"RoPE at positions times {:g}", positions_times, position_factors},
     {"RoPE at positions modulo {:g}", positions_modulo, position_counts},
     {"RoPE at the position of the last of {:g} for all further ones", positions_clamped,

@@ -44,8 +44,8 @@ Tensor scores_in_bf16(const Asked& a, double) {
 Tensor scores_in_fp16(const Asked& a, double) {
   return with_scores(a, [&](const Tensor& s) { return a.in_dtype(s, DType::f16); });
 }
-std::vector<double> caps(const Asked&) { return {5, 10, 20, 30, 50}; }
-Tensor capped(const Asked& a, double cap) {
+std::vector<double> score_caps(const Asked&) { return {5, 10, 20, 30, 50}; }
+Tensor scores_capped(const Asked& a, double cap) {
   return with_scores(a, [cap](const Tensor& s) { return cap * at::tanh(s / cap); });
 }
 // 2^x for e^x: kernels exponentiate by powers of two after the scores were multiplied by log2(e),
@@ -89,7 +89,7 @@ Tensor weights_in_fp16(const Asked& a, double) {
   return with_softmax(a, [&](const Tensor& s) { return a.in_dtype(weights(s), DType::f16); });
 }
 
-std::vector<double> splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
+std::vector<double> key_splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
 
 // Splits of the keys, each with its mean of V and the log of its sum, and with the weight that
 // `weigh` gives it: [splits, heads, queries] of the logs and of the largest scores there.
@@ -286,7 +286,7 @@ Tensor split_without_keys(const Asked& a, double size) {
 }
 
 constexpr Hypothesis kSoftmax[] = {
-    {"its scores capped at {:g} by tanh", capped, caps},
+    {"its scores capped at {:g} by tanh", scores_capped, score_caps},
     {"a sink in its softmax: exp(0) more in the sum", sink},
     {"its weights not divided by their sum", not_divided},
     {"its weights neither shifted nor divided by their sum", not_divided_nor_shifted},
@@ -295,14 +295,14 @@ constexpr Hypothesis kSoftmax[] = {
     {"its scores for weights, without a softmax", no_softmax},
     {"its softmax by powers of 2 instead of e", base_two},
     {"its softmax with log2(e) twice", log2e_twice},
-    {"splits of {:g} keys merged by e^x of logs to the base 2", merged_in_other_base, splits},
-    {"splits of {:g} keys merged by 2^x of natural logs", merged_in_base_two, splits},
-    {"splits of {:g} keys merged without their largest scores", merged_without_top, splits},
-    {"splits of {:g} keys merged by their largest scores alone", merged_by_top, splits},
-    {"splits of {:g} keys merged with one weight for all", merged_as_mean, splits},
-    {"splits of {:g} keys rounded to bf16 before they are merged", partials_in_bf16, splits},
-    {"splits of {:g} keys rounded to fp16 before they are merged", partials_in_fp16, splits},
-    {"NaN of a split of {:g} keys of which the query sees none", split_without_keys, splits},
+    {"splits of {:g} keys merged by e^x of logs to the base 2", merged_in_other_base, key_splits},
+    {"splits of {:g} keys merged by 2^x of natural logs", merged_in_base_two, key_splits},
+    {"splits of {:g} keys merged without their largest scores", merged_without_top, key_splits},
+    {"splits of {:g} keys merged by their largest scores alone", merged_by_top, key_splits},
+    {"splits of {:g} keys merged with one weight for all", merged_as_mean, key_splits},
+    {"splits of {:g} keys rounded to bf16 before they are merged", partials_in_bf16, key_splits},
+    {"splits of {:g} keys rounded to fp16 before they are merged", partials_in_fp16, key_splits},
+    {"NaN of a split of {:g} keys of which the query sees none", split_without_keys, key_splits},
     {"an online softmax over blocks of {:g} keys that is never rescaled to a new maximum",
      never_rescaled, blocks},
     {"an online softmax over blocks of {:g} keys whose values are never rescaled",

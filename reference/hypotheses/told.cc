@@ -162,7 +162,7 @@ Tensor through_tf32(const Asked& a, double) {
   return a.model().run == DType::f32 ? kTf32.rounded(a.right()) : Tensor();
 }
 // Clamped, to a number that the largest of what was stored tells.
-std::vector<double> limits(const Asked& a) {
+std::vector<double> limits_told(const Asked& a) {
   const double most = a.got().abs().nan_to_num(0).max().item<double>();
   if (!(most > 0) || most >= a.right().abs().max().item<double>()) return {};
   return {most};
@@ -182,7 +182,7 @@ constexpr Hypothesis kTold[] = {
     {"its result through SiLU", through_silu},
     {"its result through GELU", through_gelu},
     {"the size of the right result, without its sign", sizes_alone},
-    {"the right result clamped to +-{:g}", clamped_at, limits},
+    {"the right result clamped to +-{:g}", clamped_at, limits_told},
     {"the right result in fp8 (e4m3) without a scale", through_fp8},
     {"the right result in fp8 (e4m3) with a scale a row", through_fp8_by_row},
     {"the right result in int8 with a scale a row", through_int8_by_row},

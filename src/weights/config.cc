@@ -8,6 +8,8 @@
 // generation_config.json may name anew.
 #include "src/weights/config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -80,10 +82,11 @@ const Family& family_of(const JsonValue& fields) {
   const std::string& name = list[0].text();
   const auto* family = std::find_if(kFamilies.begin(), kFamilies.end(),
                                     [&](const Family& row) { return row.architecture == name; });
+  std::array<std::string_view, kFamilies.size()> known;
+  std::ranges::transform(kFamilies, known.begin(), &Family::architecture);
   check(family != kFamilies.end(),
-        "{} is of the architecture \"{}\", and Qwen2ForCausalLM, Qwen3ForCausalLM and "
-        "Qwen3MoeForCausalLM are read; use such a checkpoint",
-        fields.where(), shown(name));
+        "{} is of the architecture \"{}\", and {} are read; use such a checkpoint", fields.where(),
+        shown(name), fmt::join(known, ", "));
   const std::string type = text_of(fields, "model_type", family->model_type);
   check(type == family->model_type, "{} has the model_type \"{}\" and {} is \"{}\"; correct it",
         fields.where(), shown(type), name, family->model_type);

@@ -93,6 +93,21 @@ class SetupTest(unittest.TestCase):
         self.assertNotIn("transformers", pip)
         self.assertEqual(calls[-1], "ninja -C build command")
 
+    def test_what_needs_no_torch_is_compiled_while_it_comes(self):
+        calls = self.machine.setup("--command")[2]
+        programs = [call.split()[0] for call in calls]
+        self.assertEqual(programs.count("cmake"), 2, calls)  # without LibTorch, then with it
+        self.assertLess(programs.index("cmake"), programs.index("pip"), calls)
+        self.assertIn("ninja -C build lockstep_report", calls)
+        self.assertEqual(programs[-2:], ["cmake", "ninja"], calls)
+
+    def test_what_was_interrupted_is_configured_again(self):
+        self.machine.has("torch-2.11.0.dist-info", "nvidia_cuda_cupti-13.dist-info",
+                         "nvidia_cudnn_cu13-9.dist-info")
+        self.machine.cache(f"CMAKE_HOME_DIRECTORY:INTERNAL={self.machine.checkout}")
+        programs = [call.split()[0] for call in self.machine.setup("--command")[2]]
+        self.assertEqual(programs, ["cmake", "ninja"])
+
     def test_a_second_call_only_builds(self):
         self.machine.has("torch-2.11.0.dist-info", "nvidia_cuda_cupti-13.dist-info",
                          "nvidia_cudnn_cu13-9.dist-info")
