@@ -429,8 +429,7 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
   Attended all{.out = like_q()};
   if (call.for_budget) {
-    for (at::Tensor* x :
-         {&all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
+    for (at::Tensor* x : {&all.magnitude, &all.spread, &all.spread_squares, &all.weighted_squares})
       *x = like_q();
     all.score = one_a_head();
     if (rounds_weights(call.contract)) all.overlap = one_a_head();
