@@ -7,7 +7,7 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
-#include <regex>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -41,8 +41,21 @@ DType dtype_of(const std::string& descr, const std::string& name) {
   check(
       found != kKnown.end(),
       "{} holds numbers of the type '{}': fp32, fp16, int32, int64, or bf16 as uint16 were wanted",
-      name, descr);
+      name, shown(descr));
   return found->second;
+}
+
+// The text behind a key, between two characters. A regular expression would recurse at each
+// character, of which a header may have more than the stack has room for.
+std::optional<std::string> between(std::string_view header, std::string_view key, char open,
+                                   char close) {
+  const size_t found = header.find(key);
+  if (found == header.npos) return {};
+  const size_t begin = header.find_first_not_of(' ', found + key.size());
+  if (begin == header.npos || header[begin] != open) return {};
+  const size_t end = header.find(close, begin + 1);
+  if (end == header.npos) return {};
+  return std::string(header.substr(begin + 1, end - begin - 1));
 }
 
 Shape shape_of(const std::string& text, const std::string& name) {
@@ -53,7 +66,7 @@ Shape shape_of(const std::string& text, const std::string& name) {
     at = end + 1;
     if (part.find_first_not_of(' ') == part.npos) continue;
     check(part.find_first_not_of(" 0123456789L") == part.npos && part.size() < 19,
-          "{} has the shape ({}), which is none", name, text);
+          "{} has the shape ({}), which is none", name, shown(text));
     extents.push_back(std::stoll(part));
   }
   check(extents.size() <= 5, "{} has {} axes, at most 5 were wanted", name, extents.size());
@@ -158,15 +171,15 @@ Tensor array_of_npy(std::string_view bytes, const std::string& name) {
   check(length <= 1 << 16 && begin + length <= bytes.size(), "{} ends too soon: copy it again",
         name);
   // The header is a Python dictionary in a fixed spelling, which NumPy alone writes.
-  const std::string header(bytes.substr(begin, length));
-  std::smatch descr, shape;
-  const bool known = std::regex_search(header, descr, std::regex(R"('descr': *'([^']*)')")) &&
-                     std::regex_search(header, shape, std::regex(R"('shape': *\(([^)]*)\))"));
-  check(known, "{} has a header that says neither type nor shape: write it with numpy.save", name);
+  const std::string_view header = bytes.substr(begin, length);
+  const auto descr = between(header, "'descr':", '\'', '\'');
+  const auto shape = between(header, "'shape':", '(', ')');
+  check(descr && shape,
+        "{} has a header that says neither type nor shape: write it with numpy.save", name);
   check(header.find("'fortran_order': False") != header.npos,
         "{} is in Fortran's order: write numpy.ascontiguousarray of it", name);
-  const Shape extents = shape_of(shape[1], name);
-  const DType dtype = dtype_of(descr[1], name);
+  const Shape extents = shape_of(*shape, name);
+  const DType dtype = dtype_of(*descr, name);
   const size_t size = bytes.size() - begin - length;
   // Before there is memory for it: the shape alone may ask for any amount.
   int64_t wanted = 0;

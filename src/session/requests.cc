@@ -42,9 +42,9 @@ void check_fields(const JsonValue& line) {
       {"id", "prompt", "tokens", "messages", "max_new", "temperature", "top_k", "top_p", "min_p",
        "repetition_penalty", "seed", "stop", "n", "arrival", "force"});
   for (const auto& [name, value] : line.fields())
-    check(std::ranges::find(kFields, name) != kFields.end(),
-          "{}: a request has no \"{}\"{} (it may have {})", line.where(), shown(name),
-          did_you_mean(shown(name), kFields), fmt::join(kFields, ", "));
+    if (std::ranges::find(kFields, name) == kFields.end())
+      fail("{}: a request has no \"{}\"{} (it may have {})", line.where(), shown(name),
+           did_you_mean(shown(name), kFields), fmt::join(kFields, ", "));
   const auto given = [&](const char* name) { return line[name].is_missing() ? 0 : 1; };
   check(given("prompt") + given("tokens") + given("messages") == 1,
         "{}: a request has one of \"prompt\", \"tokens\" and \"messages\"", line.where());

@@ -146,6 +146,15 @@ class Bundle(unittest.TestCase):
                                  len(header).to_bytes(2, "little") + header + bytes(64))
             self.assertIn(said, self.changed(lambda data, kept=path.read_bytes(): kept))
 
+    def test_a_long_header_is_refused(self):
+        for begin in ("{'descr': '", "{'descr': ", "{'descr': '<f4', 'shape': ("):
+            for letter in "x 4":
+                header = (begin + letter * 65000).encode()
+                with zipfile.ZipFile(self.path("call.npz"), "w") as archive:
+                    archive.writestr("q.npy", b"\x93NUMPY\1\0" +
+                                     len(header).to_bytes(2, "little") + header)
+                self.assertIn("neither type nor shape", self.trouble(self.path("call.npz")))
+
     def test_arrays_that_contradict_each_other_are_refused(self):
         call = Call()
         slots = call.arrays["slot_mapping"].copy()
