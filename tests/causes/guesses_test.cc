@@ -1,5 +1,6 @@
 // Guesses where they do not belong: of ops with other heads, outputs and rows, as layers, passes
 // and siblings hand them on. None may end the judgement, or be taken for numbers of this op.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@ class Exchanged final : public Hypotheses {
     std::set<int> with_value;
     for (const Guess& guess : asked->guesses()) {
       guesses.push_back(guess);
+      said.insert(asked->says(guess));
       if (guess.value != 0 && with_value.insert(guess.number).second)
         for (const double foreign : kForeign) guesses.push_back({guess.number, foreign});
     }
@@ -48,6 +50,7 @@ class Exchanged final : public Hypotheses {
   }
 
   static inline size_t tried = 0;
+  static inline std::set<std::string> said;
 
  private:
   std::unique_ptr<Hypotheses> whole_;
@@ -134,6 +137,12 @@ TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
   const Result result = judged(run);
   EXPECT_TRUE(result.first);
   EXPECT_GT(Exchanged::tried, 1000);
+  // Of two requests neither stands before the other.
+  for (const char* what : {"the keys and values of", "the context length of"}) {
+    EXPECT_TRUE(Exchanged::said.contains(fmt::format("{} the other request in the pass", what)));
+    EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request +1 in the pass", what)));
+    EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request -1 in the pass", what)));
+  }
 }
 
 // A guess that does not fit an op says nothing of it. One that ends otherwise is missed, and said.
