@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <string>
@@ -17,6 +18,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "reference/no_memory.h"
 
 namespace lockstep {
 namespace {
@@ -106,11 +108,11 @@ void in_torch(const std::function<void()>& body) {
   } catch (const c10::Error& error) {
     const std::string lacks = lacking_of(error.what_without_backtrace());
     if (!lacks.empty())
-      fail(
-          "the reference has no memory left for {} more: judge some --layers or --points at a "
-          "time, "
-          "or fewer tokens a pass (--chunk, --budget), or free memory there",
-          lacks);
+      throw NoMemory(
+          fmt::format("the reference has no memory left for {} more: judge some --layers or "
+                      "--points at a time, or fewer tokens a pass (--chunk, --budget), or free "
+                      "memory there",
+                      lacks));
     fail(
         "LibTorch could not compute what the reference asked of it ({}): check that this machine "
         "has "

@@ -40,12 +40,10 @@ Tensor tail_zero(const Asked& a, double count) {
   return y;
 }
 
-std::vector<double> neighbours(const Asked& a) {
-  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
-}
+std::vector<double> neighbours(const Asked& a) { return Asked::neighbours_among(a.rows()); }
 // Results that are right, in the wrong row: an index of rows that is off, or a batch whose order
 // another kernel changed.
-Tensor of_row(const Asked& a, double by) { return a.right().roll(-static_cast<int64_t>(by), 0); }
+Tensor of_row(const Asked& a, double by) { return a.of_neighbours(a.right(), by); }
 // The last row of each request of several.
 // An index of the last token that is one too small.
 Tensor last_of_row_before(const Asked& a, double) {
@@ -107,9 +105,13 @@ Tensor dims_before_heads(const Asked& a, double) {
 }
 Tensor of_head(const Asked& a, double by) {
   if (a.place().point->head_axis < 0 || a.right().dim() < 3 || a.right().size(1) < 2) return {};
-  return a.right().roll(-static_cast<int64_t>(by), 1);
+  if (by == 0 && a.right().size(1) != 2) return {};
+  return a.right().roll(by == 0 ? 1 : -static_cast<int64_t>(by), 1);
 }
-std::vector<double> heads(const Asked&) { return {1, -1}; }
+std::vector<double> heads(const Asked& a) {
+  const Tensor y = a.right();
+  return y.dim() < 3 ? std::vector<double>{} : Asked::neighbours_among(y.size(1));
+}
 // Some ops say so in words of their own.
 bool has_own_words(const Asked& a) {
   const OpKind op = a.place().point->op;
@@ -171,7 +173,8 @@ Tensor no_nan(const Asked& a, double) { return a.right().nan_to_num(0); }
 constexpr Hypothesis kAny[] = {
     {"zeros: never computed, or stored where it made no number", zeros},
     {"its last {:g} columns never written: zeros", tail_zero, tail_of_zeros},
-    {"the result of the row {:+g} in the pass", of_row, neighbours},
+    {"the result of the row {:+g} in the pass", of_row, neighbours, nullptr, Scope::op,
+     "the result of the other row in the pass"},
     {"the last row of each request made of the row before it", last_of_row_before, nullptr, nullptr,
      Scope::rows},
     {"the result of the pass's first row in every row", of_row_zero},
@@ -179,7 +182,8 @@ constexpr Hypothesis kAny[] = {
      nullptr, Scope::rows},
     {"the rows past the first {:g} never computed: zeros", rows_past_zero, row_tiles, nullptr,
      Scope::rows},
-    {"the result of the head {:+g}", of_head, heads},
+    {"the result of the head {:+g}", of_head, heads, nullptr, Scope::op,
+     "the result of the other head"},
     {"heads in another order: (head of group, group)", by_group},
     {"heads in another order: (group, head of group)", by_kv},
     {"its result stored as [dims, heads]", dims_before_heads},

@@ -5,7 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 
+#include <set>
+
 #include "reference/bridge.h"
+#include "reference/hypotheses/values.h"
 #include "reference/rounding.h"
 
 namespace lockstep {
@@ -69,6 +72,22 @@ at::Tensor Asked::kept(const at::Tensor& inner) const {
 
 at::Tensor Asked::in_dtype(const at::Tensor& x, DType dtype) const {
   return Grid::of(dtype).rounded(x);
+}
+
+int64_t Asked::requests() const {
+  std::set<int32_t> all;
+  for (const Row& row : op_.call.rows) all.insert(row.request);
+  return std::ssize(all);
+}
+
+std::vector<double> Asked::neighbours_among(int64_t count) {
+  if (count < 2) return {};
+  return count == 2 ? std::vector<double>{0} : std::vector<double>{1, -1};
+}
+
+at::Tensor Asked::of_neighbours(const at::Tensor& x, double by) const {
+  if (rows() < 2 || (by == 0 && rows() != 2)) return {};
+  return x.roll(by == 0 ? 1 : -as_count(by), 0);
 }
 
 std::vector<int64_t> Asked::positions() const {

@@ -50,6 +50,13 @@ class Asked {
   at::Tensor kept(const at::Tensor& inner) const;
   at::Tensor in_dtype(const at::Tensor& x, DType dtype) const;  // rounded to it
   std::vector<int64_t> positions() const;                       // one a row
+  int64_t requests() const;                                     // of the pass
+
+  // The neighbours of one among so many, who stand in a circle: of two there is the other alone,
+  // which is 0 then.
+  static std::vector<double> neighbours_among(int64_t count);
+  // x with each row that of its neighbour; undefined where there is none.
+  at::Tensor of_neighbours(const at::Tensor& x, double by) const;
 
  private:
   struct Tensors;
@@ -73,6 +80,7 @@ struct Hypothesis {
   // Words instead of `says`, of a value that stands for several numbers.
   std::string (*words)(double value) = nullptr;
   Scope scope = Scope::op;
+  const char* of_two = nullptr;  // said instead of `says` where a neighbour is the other of two
 };
 
 // The tables, by kind of op, the plainest ways first: of two that give the same numbers the first
@@ -84,6 +92,7 @@ std::span<const Hypothesis> softmax_hypotheses();  // of attention
 std::span<const Hypothesis> key_hypotheses();      // of attention
 std::span<const Hypothesis> quantised_attention_hypotheses();
 std::span<const Hypothesis> linear_hypotheses();
+std::span<const Hypothesis> fused_qkv_hypotheses();  // of linear
 std::span<const Hypothesis> quantised_linear_hypotheses();
 std::span<const Hypothesis> silu_mul_hypotheses();
 std::span<const Hypothesis> add_hypotheses();

@@ -96,7 +96,8 @@ class Attending {
         how_.length_of == 0 ? 0 : length_of(neighbour(r, how_.length_of)) - length_of(r);
     part.number = r;
     part.length = length_of(r) + moved;
-    const KeysValues& cache = a_.op().caches.at(requests_[neighbour(r, how_.cache_of)]);
+    const size_t from = how_.cache_of_first ? 0 : neighbour(r, how_.cache_of);
+    const KeysValues& cache = a_.op().caches.at(requests_[from]);
     auto& t = *part.tensors_;
     t.q = a_.input(0).narrow(0, first, count).transpose(0, 1);
     t.k = a_.widened(cache.k).transpose(0, 1);
@@ -161,10 +162,7 @@ class Attending {
     // By default causal, within the layer's window. The masks broadcast to [queries, keys].
     const at::Tensor seen =
         how_.mask ? how_.mask(part) : (part.keys() <= part.positions()) & part.in_window();
-    // A key is unread if any head has NaN there: slots are written for all heads at once.
-    const at::Tensor unread =
-        part.k().isnan().any(-1).any(0).logical_or(part.v().isnan().any(-1).any(0));
-    const at::Tensor spoilt = seen.logical_and(unread.unsqueeze(0)).any(1);
+    const at::Tensor unread = part.k().isnan().any(-1).logical_or(part.v().isnan().any(-1));
     const at::Tensor k = by_head(part.k().nan_to_num()), v = by_head(part.v().nan_to_num());
     const at::Tensor& q = part.tensors_->q;
     at::Tensor scores = scores_of(how_.query ? how_.query(q) : q, k);
@@ -183,7 +181,10 @@ class Attending {
     // A query that sees no key is left at 0.
     const at::Tensor none = seen.any(1).logical_not().view({1, -1, 1});
     out = at::where(none, how_.unseen_may_be_nan ? zero_or_nan(part) : at::zeros_like(out), out);
-    out = out.masked_fill(spoilt.view({1, -1, 1}), std::numeric_limits<double>::quiet_NaN());
+    if (unread.any().item<bool>()) {
+      const at::Tensor spoilt = seen.unsqueeze(0).logical_and(by_head(unread).unsqueeze(1)).any(2);
+      out = out.masked_fill(spoilt.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());
+    }
     return out.transpose(0, 1);
   }
 

@@ -53,6 +53,7 @@ struct Attention {
   bool unseen_may_be_nan = false;
   // How many requests further on in the pass the cache, or the length, is another's; 0: its own.
   int cache_of = 0, length_of = 0;
+  bool cache_of_first = false;  // the cache is that of the pass's first request
 };
 
 // [rows, heads, dim]; undefined where the pass has no such requests. fp64, from the exact scores to

@@ -347,14 +347,24 @@ Tensor k_and_v_exchanged(const Asked& a, double) {
 }
 std::vector<double> one_row_beside(const Asked&) { return {-1, 1}; }
 // A page table whose rows were not permuted with the batch.
+std::vector<double> caches_beside(const Asked& a) { return Asked::neighbours_among(a.requests()); }
 Tensor cache_of_request(const Asked& a, double by) {
+  if (by == 0 && a.requests() != 2) return {};
   Attention how;
-  how.cache_of = static_cast<int>(by);
+  how.cache_of = by == 0 ? 1 : static_cast<int>(by);
+  return attend(a, how);
+}
+// A page table of which the first row is read for all.
+Tensor cache_of_first(const Asked& a, double) {
+  if (a.requests() < 2) return {};
+  Attention how;
+  how.cache_of_first = true;
   return attend(a, how);
 }
 Tensor length_of_request(const Asked& a, double by) {
+  if (by == 0 && a.requests() != 2) return {};
   Attention how;
-  how.length_of = static_cast<int>(by);
+  how.length_of = by == 0 ? 1 : static_cast<int>(by);
   return attend(a, how);
 }
 // Slots in pages: the key that is read for key i.
@@ -442,8 +452,11 @@ constexpr Hypothesis kAttention[] = {
     {"K read for V", k_for_v},
     {"V read for K", v_for_k},
     {"K and V exchanged", k_and_v_exchanged},
-    {"the context length of the request {:+g} in the pass", length_of_request, one_row_beside},
-    {"the keys and values of the request {:+g} in the pass", cache_of_request, one_row_beside},
+    {"the context length of the request {:+g} in the pass", length_of_request, caches_beside,
+     nullptr, Scope::op, "the context length of the other request in the pass"},
+    {"the keys and values of the pass's first request for all", cache_of_first},
+    {"the keys and values of the request {:+g} in the pass", cache_of_request, caches_beside,
+     nullptr, Scope::op, "the keys and values of the other request in the pass"},
     {"the first page read for every other one", first_page_again},
     {"the page {:+g} read for each", page_before, one_row_beside},
     {"the first two pages exchanged", first_pages_swapped},

@@ -273,6 +273,25 @@ Tensor v_shifted(const Asked& a, double by) {
   };
   return attend(a, how);
 }
+// Pages that were written as [positions, heads, dim], read as [heads, positions, dim]: HND for NHD.
+Tensor heads_before_positions(const Asked& a, double) {
+  const int64_t size = a.op().page_size;
+  if (size < 2 || a.model().recipe.kv_heads < 2) return {};
+  Attention how;
+  how.extra = [size](const Part& p) { return (size - p.length % size) % size; };
+  how.other = [size](const Part& p) {
+    const auto read = [size](const Tensor& x) {
+      return x.transpose(0, 1)
+          .reshape({x.size(1) / size, x.size(0), size, x.size(2)})
+          .transpose(0, 1)
+          .flatten(1, 2);
+    };
+    Part other = p;
+    other.set_cache(read(p.k()), read(p.v()));
+    return other;
+  };
+  return attend(a, how);
+}
 // A query's own key, in the tile of the diagonal and in that of the cache.
 Tensor own_key_twice(const Asked& a, double) {
   Attention how;
@@ -355,6 +374,8 @@ constexpr Hypothesis kKeys[] = {
     {"the keys of page {:g} not seen", without_page, pages_within},
     {"the V of the first page read for every other one", v_of_first_page},
     {"the V of the key {:+g} read for each", v_shifted, slots_beside},
+    {"pages of [positions, heads] read as [heads, positions] (HND for NHD)",
+     heads_before_positions},
     {"each query's own key counted twice", own_key_twice},
     {"its queries times the scale rounded before they meet K", query_scaled_stored},
     {"its queries times the scale and log2(e) rounded before they meet K",

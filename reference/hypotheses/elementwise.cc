@@ -113,12 +113,11 @@ std::vector<double> gate_ends(const Asked&) { return {-1, -2, -3, -4, -6, -8, -1
 Tensor zero_below(const Asked& a, double end) {
   return gated(a, at::where(gate(a) < end, at::zeros_like(gate(a)), silu(gate(a))));
 }
-std::vector<double> neighbours_of_rows(const Asked& a) {
-  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
-}
+std::vector<double> neighbours_of_rows(const Asked& a) { return Asked::neighbours_among(a.rows()); }
 // A row pointer of up that was not moved on with that of gate.
 Tensor up_of_row(const Asked& a, double by) {
-  return a.kept(silu(gate(a))) * up(a).roll(-as_count(by), 0);
+  const Tensor other = a.of_neighbours(up(a), by);
+  return other.defined() ? a.kept(silu(gate(a))) * other : other;
 }
 std::vector<double> columns_beside(const Asked&) { return {1, -1, 2, -2, 4, -4, 8, -8}; }
 // Vectors of up that are loaded beside their place.
@@ -165,7 +164,8 @@ constexpr Hypothesis kSilu[] = {
     {"silu(up) * up: gate never read", up_times_up},
     {"gate and up taken as interleaved pairs of one tensor", interleaved},
     {"the halves of gate taken for gate and up", halves_of_gate},
-    {"up of the row {:+g} in the pass", up_of_row, neighbours_of_rows},
+    {"up of the row {:+g} in the pass", up_of_row, neighbours_of_rows, nullptr, Scope::op,
+     "up of the other row in the pass"},
     {"up of the column {:+g}", up_of_column, columns_beside},
     {"gate and up rounded to bf16", inputs_in_bf16},
     {"gate and up rounded to fp16", inputs_in_fp16},
@@ -267,8 +267,10 @@ constexpr Hypothesis kAdd[] = {
     {"attention's branch for its own", other_branch},
     {"the branch times {:g}", branch_times, addend_factors},
     {"the stream times {:g}", stream_times, stream_factors},
-    {"the branch of the row {:+g} in the pass", branch_of_row, neighbours_of_rows},
-    {"the stream of the row {:+g} in the pass", stream_of_row, neighbours_of_rows},
+    {"the branch of the row {:+g} in the pass", branch_of_row, neighbours_of_rows, nullptr,
+     Scope::op, "the branch of the other row in the pass"},
+    {"the stream of the row {:+g} in the pass", stream_of_row, neighbours_of_rows, nullptr,
+     Scope::op, "the stream of the other row in the pass"},
     {"the stream of the layer before for the stream", stream_of_layer_before},
     {"the branch normed before it is added", normed_branch},
     {"stream and branch rounded to bf16", both_terms_in_bf16},

@@ -6,10 +6,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
+
+#include <algorithm>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
@@ -29,6 +32,13 @@ Tensor of_all(const Asked& a, double) {
 Tensor of_chosen(const Asked& a, double) {
   return at::softmax(a.input(0).gather(-1, chosen_of(a)), -1);
 }
+// The number of each choice among those that its expert gets in the pass, in the order of the rows:
+// [rows, k].
+Tensor numbers_in_expert(const Tensor& chosen, int64_t experts) {
+  const Tensor is_of = at::one_hot(chosen.flatten(), experts);
+  return ((is_of.cumsum(0) * is_of).sum(1) - 1).view(chosen.sizes());
+}
+
 // The weights of chosen experts: softmax over all or over the chosen, divided by their sum or not,
 // and the sigmoids of other families. Which one is right is the configuration's to say
 // (norm_topk_prob).
@@ -87,11 +97,34 @@ Tensor terms_in_bf16(const Asked& a, double) {
   return a.in_dtype(a.input(0) * a.input(1).unsqueeze(-1), DType::bf16).sum(1);
 }
 
-std::vector<double> rows_beside(const Asked& a) {
-  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{-1, 1};
+// Experts that take so many rows of a pass and no more: the others lose their share.
+Tensor numbers_of_sum(const Asked& a) {
+  const Tensor chosen = a.other("mlp.experts");
+  const int64_t count = a.model().config.experts.count;
+  return chosen.defined() && count > 0 && chosen.sizes() == a.input(1).sizes()
+             ? numbers_in_expert(chosen.to(at::kLong), count)
+             : Tensor();
 }
+std::vector<double> capacities(const Asked& a) {
+  constexpr int64_t kMostCapacity = 64;
+  std::vector<double> all;
+  const Tensor numbers = numbers_of_sum(a);
+  const int64_t most = numbers.defined() ? numbers.max().item<int64_t>() : 0;
+  for (int64_t taken = 1; taken <= std::min(most, kMostCapacity); ++taken)
+    all.push_back(as_fp64(taken));
+  return all;
+}
+Tensor past_capacity_left_out(const Asked& a, double capacity) {
+  const Tensor numbers = numbers_of_sum(a);
+  return numbers.defined()
+             ? sum_of(a.input(0), a.input(1).masked_fill(numbers >= as_count(capacity), 0))
+             : Tensor();
+}
+
+std::vector<double> rows_beside(const Asked& a) { return Asked::neighbours_among(a.rows()); }
 Tensor weights_of_row(const Asked& a, double by) {
-  return sum_of(a.input(0), a.input(1).roll(-as_count(by), 0));
+  const Tensor weights = a.of_neighbours(a.input(1), by);
+  return weights.defined() ? sum_of(a.input(0), weights) : weights;
 }
 
 constexpr Hypothesis kSum[] = {
@@ -99,11 +132,14 @@ constexpr Hypothesis kSum[] = {
     {"the experts' weights turned by {:+g}", weights_turned, turns},
     {"the experts' results added without weights", unweighted},
     {"the mean of the experts' results", mean_of_experts},
+    {"rows past the first {:g} of each expert in the pass left out (its capacity)",
+     past_capacity_left_out, capacities},
     {"the first expert alone", first_alone},
     {"the last expert left out", last_left_out},
     {"the experts' weights twice", weighted_twice},
     {"the experts' weights divided by their sum once more", weights_divided},
-    {"the experts' weights of the row {:+g} in the pass", weights_of_row, rows_beside},
+    {"the experts' weights of the row {:+g} in the pass", weights_of_row, rows_beside, nullptr,
+     Scope::op, "the experts' weights of the other row in the pass"},
     {"each expert's part rounded to bf16 before they are added", terms_in_bf16},
 };
 
@@ -167,6 +203,22 @@ Tensor of_other_input(const Asked& a, double) {
                               : of_experts(a, a.input(0).flip(1).contiguous(), chosen_of(a));
 }
 
+// The first choice of an expert that was left at zero tells how many it takes.
+std::vector<double> told_capacity(const Asked& a) {
+  const Tensor empty = (a.got() == 0).all(-1).logical_and((a.right() != 0).any(-1));
+  const Tensor chosen = chosen_of(a);
+  if (empty.sizes() != chosen.sizes() || !empty.any().item<bool>()) return {};
+  const int64_t taken = numbers_in_expert(chosen, a.model().config.experts.count)
+                            .masked_select(empty)
+                            .min()
+                            .item<int64_t>();
+  return taken > 0 ? std::vector<double>{as_fp64(taken)} : std::vector<double>{};
+}
+Tensor past_capacity_zero(const Asked& a, double capacity) {
+  const Tensor numbers = numbers_in_expert(chosen_of(a), a.model().config.experts.count);
+  return a.right().masked_fill((numbers >= as_count(capacity)).unsqueeze(-1), 0);
+}
+
 // The rest of a sum beyond whole tiles.
 std::vector<double> input_tails(const Asked& a) {
   std::vector<double> all;
@@ -188,6 +240,8 @@ constexpr Hypothesis kExperts[] = {
     {"the experts that the row before chose", of_row_before},
     {"the rows of a token's experts in the opposite order", of_other_input},
     {"the row of a token's first expert for all of them", of_first_input},
+    {"rows past the first {:g} of each expert in the pass never computed: zeros (its capacity)",
+     past_capacity_zero, told_capacity},
     {"its last {:g} inputs left out of the sum", inputs_left_out, input_tails},
     {"experts that have the weights of others", weights_as_told},
 };

@@ -11,10 +11,13 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <new>
+#include <stdexcept>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
 #include "reference/hypotheses/rotary.h"
+#include "reference/no_memory.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +33,7 @@ struct KindTables {
 constexpr KindTables kTables[] = {
     {OpKind::gather, {gather_hypotheses}},
     {OpKind::norm, {norm_hypotheses}},
-    {OpKind::linear, {linear_hypotheses, quantised_linear_hypotheses}, true},
+    {OpKind::linear, {linear_hypotheses, fused_qkv_hypotheses, quantised_linear_hypotheses}, true},
     {OpKind::rope, {rope_hypotheses, rope_position_hypotheses}},
     {OpKind::attention,
      {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses, key_hypotheses}},
@@ -86,21 +89,44 @@ struct FewRows {
 };
 
 // A guess may come from another layer, pass or op, whose heads, outputs or rows this one has not:
-// LibTorch refuses such extents, and then the guess says nothing of this op. So does one that finds
-// no memory. The judgement, which knows nothing of guesses, goes on.
-void if_it_fits(const std::function<void()>& body) {
-  try {
-    in_torch(body);
-  } catch (const std::exception&) {
-    return;
+// what LibTorch, a check or a container refuses then says nothing of this op. Whatever else ends a
+// guess, no memory above all, is counted, as nobody knows what it would have said. The judgement,
+// which knows nothing of guesses, goes on either way.
+class Guarded {
+ public:
+  void operator()(const std::function<void()>& body) {
+    try {
+      in_torch(body);
+    } catch (const NoMemory& lack) {
+      failed(lack.what());
+    } catch (const Error&) {
+    } catch (const std::out_of_range&) {
+    } catch (const std::bad_alloc&) {
+      failed("there is no memory left");
+    } catch (const std::exception& error) {
+      failed(error.what());
+    }
   }
-}
+
+  std::string trouble() const {
+    return count_ == 0 ? "" : fmt::format("{} guesses failed, the first: {}", count_, first_);
+  }
+
+ private:
+  void failed(const char* why) {
+    if (count_++ == 0) first_ = why;
+  }
+
+  int64_t count_ = 0;
+  std::string first_;
+};
 
 // The hypotheses about one op in one pass. Borrows the recorded tensors of the pass, which must
 // outlive it; keeps those that it has widened to fp64.
 class OfOp final : public OpHypotheses {
  public:
-  OfOp(const OpInPass& op, const HeldModel& model) : asked_(op, model) {
+  OfOp(const OpInPass& op, const HeldModel& model, Guarded& if_it_fits)
+      : asked_(op, model), if_it_fits_(if_it_fits) {
     for (const KindTables& of_kind : kTables)
       if (of_kind.kind == op.call.place.point->op)
         for (const Table table : of_kind.tables) add(table, of_kind.rows_apart);
@@ -118,7 +144,7 @@ class OfOp final : public OpHypotheses {
         continue;
       }
       std::vector<double> values;
-      if_it_fits([&] { values = rows_[i]->values(asked_); });
+      if_it_fits_([&] { values = rows_[i]->values(asked_); });
       for (const double value : values) all.push_back({number, value});
     }
     return all;
@@ -138,6 +164,7 @@ class OfOp final : public OpHypotheses {
 
   std::string says(const Guess& guess) const override {
     const Hypothesis& row = row_of(guess);
+    if (row.of_two != nullptr && guess.value == 0) return row.of_two;
     return row.words ? row.words(guess.value) : fmt::format(fmt::runtime(row.says), guess.value);
   }
 
@@ -152,7 +179,7 @@ class OfOp final : public OpHypotheses {
   const Hypothesis& row_of(const Guess& guess) const { return *rows_.at(guess.number); }
   Numbers evaluated(const Guess& guess, const Asked& asked) const {
     Numbers numbers;
-    if_it_fits([&] {
+    if_it_fits_([&] {
       const at::Tensor result = row_of(guess).compute(asked, guess.value);
       if (result.defined() && result.numel() == asked.op().got.count())
         numbers = to_numbers(result.contiguous());
@@ -161,6 +188,7 @@ class OfOp final : public OpHypotheses {
   }
 
   Asked asked_;
+  Guarded& if_it_fits_;
   std::unique_ptr<FewRows> few_;
   std::vector<const Hypothesis*> rows_;
   std::vector<bool> apart_;  // by row of the tables
@@ -175,13 +203,15 @@ class All final : public Hypotheses {
         model_{checkpoint.config(), weights_, recipe_, options.dtype} {}
 
   std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
-    return std::make_unique<OfOp>(op, model_);
+    return std::make_unique<OfOp>(op, model_, if_it_fits_);
   }
+  std::string trouble() const override { return if_it_fits_.trouble(); }
 
  private:
   HeldWeights weights_;
   Recipe recipe_;
   HeldModel model_;
+  Guarded if_it_fits_;
 };
 
 }  // namespace

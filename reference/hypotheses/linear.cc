@@ -10,6 +10,7 @@
 #include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>

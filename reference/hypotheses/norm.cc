@@ -142,19 +142,23 @@ Tensor divided_by(const Asked& a, double divisor) {
 }
 // The divisor of another row, head or element: an index that is off, or a scratch value that a
 // later thread overwrites.
-std::vector<double> norm_rows_beside(const Asked& a) {
-  return a.rows() < 2 ? std::vector<double>{} : std::vector<double>{1, -1};
-}
+std::vector<double> norm_rows_beside(const Asked& a) { return Asked::neighbours_among(a.rows()); }
 Tensor divisor_of_row(const Asked& a, double by) {
-  return with_mean_square(a, mean_square(norm_x(a)).roll(-as_count(by), 0));
+  const Tensor squares = a.of_neighbours(mean_square(norm_x(a)), by);
+  return squares.defined() ? with_mean_square(a, squares) : Tensor();
 }
 // A kernel of several rows a block, whose threads all take what the first row left.
 Tensor divisor_of_first_row(const Asked& a, double) {
   return a.rows() < 2 ? Tensor() : with_mean_square(a, mean_square(norm_x(a)).narrow(0, 0, 1));
 }
+std::vector<double> heads_beside(const Asked& a) {
+  const Tensor& x = norm_x(a);
+  return x.dim() < 3 ? std::vector<double>{} : Asked::neighbours_among(x.size(-2));
+}
 Tensor divisor_of_head(const Asked& a, double by) {
   const Tensor x = norm_x(a);
-  return x.dim() < 3 ? Tensor() : with_mean_square(a, mean_square(x).roll(-as_count(by), -2));
+  if (x.dim() < 3 || (by == 0 && x.size(-2) != 2)) return {};
+  return with_mean_square(a, mean_square(x).roll(by == 0 ? 1 : -as_count(by), -2));
 }
 // The maximum norm in the place of the mean.
 Tensor by_largest(const Asked& a, double) {
@@ -402,9 +406,11 @@ constexpr Hypothesis kNorm[] = {
     {"RMSNorm by the sum of squares divided by {:g} instead of its width", divided_by, divisors},
     {"RMSNorm by the mean size instead of the root of the mean square", mean_of_size},
     {"RMSNorm by the largest size instead of the root of the mean square", by_largest},
-    {"RMSNorm with the mean square of the row {:+g} in the pass", divisor_of_row, norm_rows_beside},
+    {"RMSNorm with the mean square of the row {:+g} in the pass", divisor_of_row, norm_rows_beside,
+     nullptr, Scope::op, "RMSNorm with the mean square of the other row in the pass"},
     {"RMSNorm with the mean square of the pass's first row", divisor_of_first_row},
-    {"RMSNorm with the mean square of the head {:+g}", divisor_of_head, norm_rows_beside},
+    {"RMSNorm with the mean square of the head {:+g}", divisor_of_head, heads_beside, nullptr,
+     Scope::op, "RMSNorm with the mean square of the other head"},
     {"RMSNorm of x times the gain, instead of times the gain afterwards", gain_before},
     {"RMSNorm with the gain of the head's number for all of its dims", gain_of_head},
     {"RMSNorm with the gain twice", gain_twice},

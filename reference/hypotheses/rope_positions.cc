@@ -90,11 +90,13 @@ Tensor last_position(const Asked& a, double) {
   return Rotary::at_positions(a, positions);
 }
 Tensor first_position(const Asked& a, double) { return Rotary::at_positions(a, starts(a)); }
-std::vector<double> positions_beside(const Asked&) { return {-1, 1}; }
+std::vector<double> positions_beside(const Asked& a) { return Asked::neighbours_among(a.rows()); }
+std::vector<double> other_requests(const Asked& a) { return Asked::neighbours_among(a.requests()); }
 Tensor of_other_row(const Asked& a, double by) {
   std::vector<double> positions = Rotary::right_positions(a);
-  if (positions.size() < 2) return {};
   const auto n = std::ssize(positions);
+  if (n < 2 || (by == 0 && n != 2)) return {};
+  if (by == 0) by = 1;
   std::rotate(positions.begin(), positions.begin() + (n + static_cast<int64_t>(by)) % n,
               positions.end());
   return Rotary::at_positions(a, positions);
@@ -108,7 +110,8 @@ Tensor of_other_request(const Asked& a, double by) {
     if (is_new) all.emplace_back();
     all[at->second].push_back(row.position);
   }
-  if (all.size() < 2) return {};
+  if (all.size() < 2 || (by == 0 && all.size() != 2)) return {};
+  if (by == 0) by = 1;
   std::vector<double> positions;
   for (size_t r = 0; r < all.size(); ++r) {
     const auto n = std::ssize(all);
@@ -180,9 +183,10 @@ constexpr Hypothesis kPositions[] = {
     {"RoPE at the row's number in the pass for its position", by_row_number},
     {"RoPE at the last position of the request for every row", last_position},
     {"RoPE at the pass's first position of the request for every row", first_position},
-    {"RoPE by the position of the row {:+g} away in the pass", of_other_row, positions_beside},
+    {"RoPE by the position of the row {:+g} away in the pass", of_other_row, positions_beside,
+     nullptr, Scope::op, "RoPE by the position of the other row in the pass"},
     {"RoPE by the positions of the request {:+g} away in the pass", of_other_request,
-     positions_beside},
+     other_requests, nullptr, Scope::op, "RoPE by the positions of the other request in the pass"},
     {"RoPE at positions times {:g}", positions_times, position_factors},
     {"RoPE at positions modulo {:g}", positions_modulo, position_counts},
     {"RoPE at the position of the last of {:g} for all further ones", positions_clamped,

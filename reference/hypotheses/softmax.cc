@@ -24,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using at::Tensor;
+using Part = Attention::Part;
 
 // Attention that differs between its scores and its weights alone: w = softmax(scale q K^T).
 Tensor with_scores(const Asked& a, std::function<Tensor(const Tensor&)> change) {
@@ -260,6 +261,42 @@ Tensor exp_by_power(const Asked& a, double n) {
     return e / e.sum(-1, true);
   });
 }
+// Masks that multiply by 0 where -inf should be added, so that a key that a query does not see
+// keeps its place in the sum. `keys`: those that a kernel goes over.
+enum class Masked : uint8_t { scores, weights };
+Tensor masked_by_zero(const Asked& a, Masked what, std::function<Tensor(const Part&)> keys) {
+  Tensor seen;
+  Attention how;
+  how.other = [&](const Part& p) {
+    seen = (p.keys() <= p.positions()) & p.in_window();
+    return p;
+  };
+  how.mask = std::move(keys);
+  if (what == Masked::weights)
+    how.softmax = [&](const Tensor& s) { return weights(s) * seen; };
+  else
+    how.scores = [&](const Tensor& s) { return at::where(seen, s, at::zeros_like(s)); };
+  return attend(a, how);
+}
+Tensor all_keys(const Part& p) { return p.keys() < p.length; }
+Tensor masked_scores_zero(const Asked& a, double) {
+  return masked_by_zero(a, Masked::scores, all_keys);
+}
+Tensor masked_weights_zero(const Asked& a, double) {
+  return masked_by_zero(a, Masked::weights, all_keys);
+}
+// Blocks that lie wholly behind the query are skipped.
+std::function<Tensor(const Part&)> up_to_block(double size) {
+  return [size](const Part& p) {
+    return all_keys(p) & (p.keys() < ((p.positions() / size).floor() + 1) * size);
+  };
+}
+Tensor masked_scores_of_block_zero(const Asked& a, double size) {
+  return masked_by_zero(a, Masked::scores, up_to_block(size));
+}
+Tensor masked_weights_of_block_zero(const Asked& a, double size) {
+  return masked_by_zero(a, Masked::weights, up_to_block(size));
+}
 // Keys that count little are skipped, as if they counted nothing.
 std::vector<double> shares(const Asked&) { return {8, 16, 32, 64, 128, 256, 1024}; }
 Tensor small_left_out(const Asked& a, double share) {
@@ -293,6 +330,12 @@ constexpr Hypothesis kSoftmax[] = {
     {"its weights divided by their sum and by the number of keys", divided_by_keys},
     {"its softmax over the queries", over_queries},
     {"its scores for weights, without a softmax", no_softmax},
+    {"masked keys with a score of 0 for -inf", masked_scores_zero},
+    {"masked keys left out after the softmax, their weights still in its sum", masked_weights_zero},
+    {"masked keys of the query's own block of {:g} with a score of 0 for -inf",
+     masked_scores_of_block_zero, tiles_and_page},
+    {"masked keys of the query's own block of {:g} left out after the softmax",
+     masked_weights_of_block_zero, tiles_and_page},
     {"its softmax by powers of 2 instead of e", base_two},
     {"its softmax with log2(e) twice", log2e_twice},
     {"splits of {:g} keys merged by e^x of logs to the base 2", merged_in_other_base, key_splits},

@@ -27,6 +27,7 @@ bool Auditor::wants(const Point& p, int) const {
 
 void Auditor::begin(const PassInfo& pass) {
   pass_ = pass;
+  layer_ = -1;
   history_.begin(pass);
   check_slots();
   check_tables();
@@ -212,6 +213,35 @@ void Auditor::check_read(const Record& record) {
   findings_.back().statistic = StatisticKind::bits;
   findings_.back().value = static_cast<double>(wrong);
   findings_.back().index = {row.position};
+  leave_open(record, hashes, found.wrong);
+}
+
+// One row for another is a wrong read as long as the other is right in its own place. Where that
+// holds the first one instead, either both were written to the wrong slots or both are read from
+// them.
+void Auditor::leave_open(const Record& record, const std::vector<uint64_t>& hashes,
+                         const std::vector<int64_t>& wrong) {
+  if (layer_ != record.layer) misplaced_.clear(), holds_.clear();
+  layer_ = record.layer;
+  for (const int64_t i : wrong) {
+    const Row& row = record.rows[i];
+    const KvHistory::Writer* writer = history_.writer_of(hashes[i]);
+    const int64_t slot = slot_of(row);
+    if (writer == nullptr || writer->layer != layer_ || slot < 0 || slot == writer->slot) continue;
+    holds_[slot] = writer->slot;
+    if (i == wrong[0])
+      misplaced_.push_back({findings_.size() - 1, writer->row, slot, writer->slot});
+  }
+  for (const Misplaced& m : misplaced_) {
+    const auto back = holds_.find(m.other);
+    if (back == holds_.end() || back->second != m.slot) continue;
+    Finding& finding = findings_[m.finding];
+    finding.rule = fmt::format(
+        "layer {}, request {}, position {} and request {}, position {} hold each other's K and V: "
+        "written to each other's slots, or read from them ({} and {})",
+        layer_, finding.node.request, finding.position, m.row.request, m.row.position,
+        place_of(m.slot), place_of(m.other));
+  }
 }
 
 void add_audit(Result& result, const std::vector<Finding>& findings) {

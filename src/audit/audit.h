@@ -49,6 +49,12 @@ class Auditor final : public Sink {
     Row row;
     int32_t pass = 0;
   };
+  // A row that holds another row's K and V, which were to be written to another slot.
+  struct Misplaced {
+    size_t finding = 0;  // among findings_
+    Row row;
+    int64_t slot = -1, other = -1;  // its own, and the one of what it holds
+  };
   void check_slots();
   void check_tables();
   void check_counts();
@@ -60,6 +66,9 @@ class Auditor final : public Sink {
   int64_t length_of(int32_t request) const;
   std::string place_of(int64_t slot) const;
   std::string what_is_read(int layer, const Row& row, uint64_t hash) const;
+  // Says of rows that hold each other's K and V what can be said of them.
+  void leave_open(const Record& record, const std::vector<uint64_t>& hashes,
+                  const std::vector<int64_t>& wrong);
 
   int64_t page_size_;
   KvHistory history_{/*keep_bytes=*/false};
@@ -67,6 +76,11 @@ class Auditor final : public Sink {
   Tensor v_;                                    // of the layer that is being computed
   std::unordered_map<int64_t, Written> slots_;  // who was told last to write there
   std::vector<Finding> findings_;
+  // Findings of the layer and pass in work about one row for another; and, by the slot of each
+  // wrong row, the slot that what it holds was to be written to.
+  std::vector<Misplaced> misplaced_;
+  std::unordered_map<int64_t, int64_t> holds_;
+  int layer_ = -1;
   int64_t rows_written_ = 0, rows_read_ = 0;
 };
 

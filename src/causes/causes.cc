@@ -265,6 +265,9 @@ std::vector<Causes::Candidate> Causes::best_causes(const OfPlace& of) {
   const Candidate& best = *std::ranges::min_element(good, {}, distance);
   const double most = much_as_good(distance(best), best.fit.counted);
   std::erase_if(good, [&](const Candidate& c) { return distance(c) > most; });
+  // One that would have made right nodes wrong too is no equal of one that leaves them as they are.
+  if (std::ranges::count(good, 0, [](const Candidate& c) { return c.fit.refuting; }) > 0)
+    std::erase_if(good, [](const Candidate& c) { return c.fit.refuting > 0; });
   if (!std::ranges::all_of(good, &Candidate::is_general))
     std::erase_if(good, &Candidate::is_general);
   std::ranges::stable_sort(good, {}, [](const Candidate& c) { return c.guess.number; });
@@ -356,6 +359,8 @@ void Causes::put_into(Result& result) const {
     else if (!found->second.in_region.empty())
       summary.looks_like = region_causes(found->second);
   }
+  if (const std::string trouble = hypotheses_.trouble(); !trouble.empty())
+    result.notes.push_back("why ops are wrong was not looked into as it should be: " + trouble);
 }
 
 }  // namespace lockstep

@@ -1,7 +1,6 @@
 // A cache row is explained by who wrote what was read instead: another layer, another request,
 // pages in other places, the halves exchanged, or nobody. Each way in which page tables are misread
-// is tried for all wrong rows of a node, and how many rows it explains is counted. A choice is
-// explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be right.
+// is tried for all wrong rows of a node, and how many rows it explains is counted.
 #include "src/causes/exact.h"
 
 #include <fmt/format.h>
@@ -17,6 +16,8 @@
 #include <set>
 #include <span>
 
+#include "src/causes/choices.h"
+#include "src/judge/cache_read.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/pass_view.h"
 #include "traces/run_facts.h"
@@ -129,6 +130,63 @@ std::set<std::string> part_never_cached(std::span<const char> right_bytes,
   return {fmt::format("cached in part: {} of {} numbers are what nobody wrote", blank, got.size())};
 }
 
+// Where the rows of a layer lie.
+struct Cache {
+  int layer;
+  int64_t page_size;
+  int64_t heads;
+  DType dtype;
+  const KvHistory& history;
+};
+// Whether the row whose K and V are read was written in one pass with this one, and holds its own.
+bool is_exchanged_in_pass(const WrongRead& read, const Pass& pass, const Cache& cache) {
+  const KvHistory::Writer* own = cache.history.writer_of(read.expected);
+  if (read.writer == nullptr || own == nullptr || own->pass != read.writer->pass) return false;
+  const Row& other = read.writer->row;
+  const RecordedTensor* kv = pass.find(point("attn.kv"), cache.layer, other.request);
+  if (kv == nullptr || read.writer->layer != cache.layer) return false;
+  const auto at = std::ranges::find(kv->rows, other) - kv->rows.begin();
+  const std::vector<uint64_t> hashes = hashes_of(*kv);
+  return at < std::ssize(hashes) && hashes[at] == read.expected;
+}
+// Whether each head has what a page of [heads, positions] has there: all positions of head 0 come
+// first. A place that nobody wrote holds no number.
+bool is_turned_in_page(const WrongRead& read, const Cache& cache) {
+  const int64_t size = cache.page_size;
+  if (read.slot < 0 || cache.heads < 2 || size < 2 || read.k.empty()) return false;
+  const int64_t bytes = std::ssize(read.k) / cache.heads;
+  for (int64_t h = 0; h < cache.heads; ++h) {
+    const int64_t at = read.slot % size * cache.heads + h, head = at / size;
+    const uint64_t hash = cache.history.in_slot(cache.layer, read.slot / size * size + at % size);
+    for (const bool of_v : {false, true}) {
+      const std::span<const char> written = of_v ? cache.history.v(hash) : cache.history.k(hash);
+      const char* from = (of_v ? read.v : read.k).data() + h * bytes;
+      const std::vector<char> got(from, from + bytes);
+      if (written.empty() ? !is_blank(got, cache.dtype)
+                          : !same(got, written.subspan(head * bytes, bytes)))
+        return false;
+    }
+  }
+  return true;
+}
+
+// Rows that lie elsewhere than the pass says. Whether they were written there or are read from
+// there makes no difference to what is read.
+void add_moved(std::span<const WrongRead> wrong, const Pass& pass, const Cache& cache,
+               Tally& tally) {
+  int64_t turned = 0;
+  bool has_numbers = false;
+  for (const WrongRead& read : wrong) {
+    if (is_exchanged_in_pass(read, pass, cache))
+      ++tally["two rows of a pass in each other's slots: written there, or read from there"];
+    if (!is_turned_in_page(read, cache)) continue;
+    ++turned;
+    has_numbers = has_numbers || !read.blank;
+  }
+  if (has_numbers)
+    tally["pages of [heads, positions] (HND) where those of [positions, heads] are meant"] = turned;
+}
+
 class CacheNode {
  public:
   CacheNode(const Pass& pass, const RecordedTensor& kv, int32_t request, int64_t page_size,
@@ -163,7 +221,9 @@ class CacheNode {
   ExactNode explained() const {
     ExactNode node{.wrong = std::ssize(wrong_)};
     Tally tally;
+    const Cache cache{layer_, page_size_, heads_, dtype_, history_};
     for (const WrongRead& read : wrong_) explain(read, tally);
+    add_moved(wrong_, pass_, cache, tally);
     add_tables(tally);
     const auto all = [&](const auto& cause) { return cause.second == node.wrong; };
     // The weakest explanation is tried last, since distances with a power of two in common also
@@ -324,115 +384,6 @@ class CacheNode {
   std::vector<WrongRead> wrong_;
 };
 
-// Where an index stands among the values that it is chosen from, the largest first: 0. Of equal
-// values the first one ranks higher, as in kernels/argmax.h and routing.h.
-int64_t rank_of(const TensorView& values, int64_t row, int64_t index) {
-  const int64_t width = values.row_size();
-  if (index < 0 || index >= width) return -1;
-  const double own = value_at(values, row * width + index);
-  int64_t rank = 0;
-  for (int64_t i = 0; i < width; ++i) {
-    const double other = value_at(values, row * width + i);
-    if (other > own || (other == own && i < index)) ++rank;
-  }
-  return rank;
-}
-
-// The index of the largest of some values of a row, the first of equal ones.
-int64_t largest_of(const TensorView& values, int64_t row, int64_t first, int64_t end) {
-  const int64_t width = values.row_size();
-  int64_t best = first;
-  for (int64_t i = first; i < end; ++i)
-    if (value_at(values, row * width + i) > value_at(values, row * width + best)) best = i;
-  return best;
-}
-// One choice of a row, which is not the index of its largest value.
-void explain_choice(const TensorView& values, int64_t row, int64_t index, Tally& tally) {
-  const int64_t width = values.row_size(), right = largest_of(values, row, 0, width);
-  if (std::abs(index - right) == 1) ++tally[fmt::format("the index {:+d}", index - right)];
-  for (const int64_t beside : {row - 1, row + 1})
-    if (beside >= 0 && beside < values.rows() && index == largest_of(values, beside, 0, width))
-      ++tally[fmt::format("the choice of the row {:+d}", beside - row)];
-  // A part of the vocabulary: of a rank, of a block, or what an index of few bits reaches.
-  std::set<int64_t> ends = {width - 1, width / 2, width / 4, width / 8, 3 * (width / 4)};
-  for (int64_t power = 16; power < width; power *= 2) ends.insert(power);
-  for (const int64_t end : ends) {
-    if (end < 1 || right < end) continue;
-    if (index == largest_of(values, row, 0, end))
-      ++tally[fmt::format("the largest of the first {} alone", end)];
-    if (index == right % end) ++tally[fmt::format("the index modulo {}", end)];
-  }
-  for (const int64_t first : {int64_t{1}, width / 2})
-    if (right < first && index == largest_of(values, row, first, width))
-      ++tally[fmt::format("the largest without the first {}", first)];
-  int64_t size = 0;
-  for (int64_t i = 0; i < width; ++i)
-    if (std::fabs(value_at(values, row * width + i)) >
-        std::fabs(value_at(values, row * width + size)))
-      size = i;
-  if (index == size) ++tally["the largest without its sign"];
-  if (index >= 0 && index < width &&
-      value_at(values, row * width + index) == value_at(values, row * width + right))
-    ++tally["a later one of equal values"];
-}
-
-// Whether those are the largest of the first `end` values of a row, in any order.
-bool is_top_of_first(const TensorView& values, int64_t row, int64_t end,
-                     std::span<const int32_t> chosen) {
-  const int64_t width = values.row_size();
-  double least = std::numeric_limits<double>::infinity();
-  for (const int32_t index : chosen) {
-    if (index < 0 || index >= end) return false;
-    least = std::min(least, value_at(values, row * width + index));
-  }
-  int64_t above = 0;
-  for (int64_t i = 0; i < end; ++i) above += value_at(values, row * width + i) >= least ? 1 : 0;
-  return above == std::ssize(chosen);
-}
-
-ExactNode choice_node(const RecordedTensor& got, const TensorView& values, int32_t request) {
-  ExactNode node;
-  Tally tally;
-  const TensorView chosen = got.data;
-  const int64_t k = chosen.row_size(), width = values.row_size();
-  for (size_t r = 0; r < got.rows.size(); ++r) {
-    if (got.rows[r].request != request) continue;
-    const int64_t row = r;
-    std::vector<int64_t> ranks;
-    for (int64_t c = 0; c < k; ++c)
-      ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
-    bool right = true;
-    for (int64_t c = 0; c < k; ++c) right = right && ranks[c] == c;
-    if (right) continue;
-    ++node.wrong;
-    const auto each = [&](auto of) {
-      for (int64_t c = 0; c < k; ++c)
-        if (ranks[c] != of(c)) return false;
-      return true;
-    };
-    if (each([](int64_t c) { return c + 1; }))
-      ++tally[k == 1 ? "the runner-up chosen for the largest" : "the largest left out"];
-    if (each([&](int64_t c) { return width - 1 - c; })) ++tally["the smallest chosen"];
-    if (k > 1 && each([&](int64_t c) { return k - 1 - c; })) ++tally["choices in opposite order"];
-    if (k == 1) explain_choice(values, row, chosen.as<const int32_t>()[row], tally);
-    bool first = true, others = true;
-    for (int64_t c = 0; c < k; ++c) {
-      first = first && chosen.as<const int32_t>()[row * k + c] == c;
-      others = others && ranks[c] >= 0 && ranks[c] < k;
-    }
-    if (k > 1 && k <= 16 && !others)
-      ++tally[fmt::format("chosen by rank: {}", fmt::join(ranks, ", "))];
-    for (int64_t end = k; k > 1 && end < width; ++end)
-      if (is_top_of_first(values, row, end, std::span(chosen.as<const int32_t>() + row * k, k)))
-        ++tally[fmt::format("the largest of the first {} alone", end)];
-    if (first && k > 1) ++tally["the first ones, whatever their values"];
-    if (others && k > 1 && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
-      ++tally["the right choices in another order"];
-  }
-  for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
-  return node;
-}
-
 }  // namespace
 
 std::vector<ExactNode> exact_nodes(const Pass& pass, const Place& place,
@@ -454,7 +405,7 @@ std::vector<ExactNode> exact_nodes(const Pass& pass, const Place& place,
         got->dtype != DType::i32)
       continue;
     const SelectedRows picked(values, got->rows);
-    if (!picked.view().empty()) nodes.push_back(choice_node(*got, picked.view(), request));
+    if (!picked.view().empty()) nodes.push_back(choices_explained(*got, picked.view(), request));
   }
   return nodes;
 }

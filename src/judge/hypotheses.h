@@ -57,6 +57,8 @@ class Hypotheses {
  public:
   virtual ~Hypotheses() = default;
   virtual std::unique_ptr<OpHypotheses> of(const OpInPass& op) = 0;
+  // Why some guesses of the ops so far could not be told, though they are of such ops; empty: none.
+  virtual std::string trouble() const { return ""; }
 };
 
 }  // namespace lockstep

@@ -190,6 +190,13 @@ uint64_t KvHistory::latest(int layer, const Row& row) const {
   return hashes ? hashes->back() : 0;
 }
 
+uint64_t KvHistory::in_slot(int layer, int64_t slot) const {
+  const auto slots = slots_.find(layer);
+  if (slots == slots_.end()) return 0;
+  const auto held = slots->second.find(slot);
+  return held == slots->second.end() ? 0 : held->second;
+}
+
 const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {
   const auto found = contents_.find(hash);
   return found == contents_.end() ? nullptr : &found->second.writer;

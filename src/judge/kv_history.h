@@ -84,6 +84,8 @@ class KvHistory {
   // which may free what no slot holds any more.
   std::span<const char> k(uint64_t hash) const;
   std::span<const char> v(uint64_t hash) const;
+  // The hash of what was to be written last to that slot; 0: nothing, or it is not known.
+  uint64_t in_slot(int layer, int64_t slot) const;
   // The hash of what was written last for the tokens up to there; 0 when nothing was.
   uint64_t latest(int layer, const Row& row) const;
 

@@ -61,7 +61,9 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
     return tensor_of(input, pass, call.rows.front().request);
   };
   std::vector<Place> read = read_by(contract, inputs, group);
-  std::erase_if(read, [&](const Place& input) { return !reads(input); });
+  std::erase_if(read, [&](const Place& input) {
+    return !reads(input) || (group.exact_angles && input.point->op == OpKind::angles);
+  });
   question.pick(read, tensor);
   return question;
 }

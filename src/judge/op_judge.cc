@@ -98,6 +98,7 @@ std::map<OpKind, Reached> OpJudge::reached() const {
 
 void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
+  wrong_angles_.clear();
   see(pass, 0);
   hidden_.begin_pass(pass);
 }
@@ -221,9 +222,11 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
   std::vector<NodeOutcomes> outcomes(nodes.size());
   const OpKind op = place.point->op;
   std::vector<NodeRows> drawn(options_.rows.all() ? 0 : nodes.size());
-  Group group;
+  Group group, by_exact_angles{.exact_angles = true};
   for (size_t i = 0; i < nodes.size(); ++i) {
     const NodeRows& node = nodes[i];
+    Group& of_node =
+        op == OpKind::rope && wrong_angles_.contains(node.request) ? by_exact_angles : group;
     NodeOutcome single;
     if (rejected(place, inputs, pass, node, dtype_at(place), single)) {
       outcomes[i] = {std::move(single)};
@@ -234,15 +237,33 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
     } else {
       if (!drawn.empty()) drawn[i] = drawn_of(options_.rows, place, pass.seen.info().pass, node);
       const NodeRows& judged = drawn.empty() ? node : drawn[i];
-      if (!join(place, inputs, pass, judged, group, outcomes[i])) continue;
+      if (!join(place, inputs, pass, judged, of_node, outcomes[i])) continue;
       judged_rows_.add(std::ssize(judged.rows), std::ssize(node.rows));
       if (op != OpKind::attention) continue;
       judge_numbers(place, inputs, pass, group);  // of one request at a time
       group = {};
     }
   }
+  if (!by_exact_angles.members.empty())
+    judge_by_exact_angles(place, inputs, pass, by_exact_angles, group);
   if (!group.members.empty()) judge_numbers(place, inputs, pass, group);
+  for (size_t i = 0; i < nodes.size() && op == OpKind::angles; ++i)
+    if (std::ranges::any_of(outcomes[i], &NodeOutcome::is_finding))
+      wrong_angles_.insert(nodes[i].request);
   return outcomes;
+}
+
+// Engines copy the rows of their rotary tables for whoever looks, and turn by the tables in their
+// own memory. So tables that were found wrong may be wrong where they are shown alone: a result
+// that is right by the exact angles is right. One that is not is held to what was shown, as always.
+void OpJudge::judge_by_exact_angles(const Place& place, const std::vector<Place>& inputs,
+                                    const JudgedPass& pass, Group& own, Group& group) {
+  judge_numbers(place, inputs, pass, own);
+  for (const Group::Member& member : own.members) {
+    if (std::ranges::any_of(*member.outcomes, may_round_so)) continue;
+    member.outcomes->clear();
+    join(place, inputs, pass, *member.node, group, *member.outcomes);
+  }
 }
 
 Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& node,
@@ -283,7 +304,7 @@ void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs
       outcome.sums.elements = own.elements;
       outcome.sums.introduced = own.introduced;
     }
-  if (contracts.size() != 1 || group.answered) return;
+  if (contracts.size() != 1 || group.answered || group.exact_angles) return;
   show_diffuse(place, inputs, pass, group);
   try_others(place, inputs, pass, group);
 }
@@ -322,7 +343,8 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   // No pool is of one contract where nodes may be of either of two.
   // Nor where rows have errors in common that come from what is hidden.
   const RoundingContract first = candidates(place).front();
-  const bool pools = stricter_of(first) == first && !group.blurred;
+  // Nor of nodes that may be held to other angles yet.
+  const bool pools = stricter_of(first) == first && !group.blurred && !group.exact_angles;
   for (Group::Member& member : group.members)
     member.meter.emplace(meter_of(place, group, *member.node,
                                   pools ? &pools_[{key_of(place), contract}] : nullptr,
@@ -358,7 +380,8 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
   // Limits are learnt, and lowered, where one rounding is all there is: other contracts and hidden
   // inputs have budgets of another make.
   if (contract == RoundingContract::fused && !group.blurred) {
-    if (place.point->node_class != NodeClass::exact) reached_[op].add(reached_by(measure));
+    if (place.point->node_class != NodeClass::exact && !group.exact_angles)
+      reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));
   }
   NodeOutcome outcome =

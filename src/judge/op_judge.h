@@ -152,6 +152,9 @@ class OpJudge {
             const NodeRows& node, Group& group, NodeOutcomes& outcomes);
   void judge_numbers(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                      Group& group);
+  // Adds those nodes of `own`, which are held to the exact angles, to `group` that do not fit them.
+  void judge_by_exact_angles(const Place& place, const std::vector<Place>& inputs,
+                             const JudgedPass& pass, Group& own, Group& group);
   void judge_under_each(const std::vector<RoundingContract>& contracts, const Place& place,
                         const std::vector<Place>& inputs, const JudgedPass& pass, Group& group);
   void judge_under(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
@@ -200,6 +203,7 @@ class OpJudge {
   Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
+  std::set<int32_t> wrong_angles_;  // requests whose rotary tables were found wrong in this pass
   std::set<int> seen_;              // order of the points that have tensors
   std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;

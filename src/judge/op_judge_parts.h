@@ -40,6 +40,7 @@ struct OpJudge::Group {
   bool knows_sum = true;        // norm: the tensors that its input is the rounded sum of are known
   bool compared = false;        // with the two models, which no contract changes
   bool answered = false;        // no number says what came out
+  bool exact_angles = false;    // rope: its tables are not read, but made
 
   // Gives each member this outcome, of no numbers.
   void refuse(const NodeOutcome& outcome) {

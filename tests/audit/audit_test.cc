@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <random>
+#include <utility>
 
 #include "tests/fixtures.h"
 
@@ -155,6 +156,20 @@ TEST(Auditor, ForgetsWhoWroteWhatManyEndedRequestsHad) {
   run.slots_[2 * kPage] = first;
   run.pass({{kMany + 1, 0, {6}, {2}}});
   EXPECT_NE(run.rules().find("which holds what nobody wrote"), std::string::npos) << run.rules();
+}
+
+// Who holds whose K and V is the same whether both were written or both are read wrongly.
+TEST(Auditor, BlamesNeitherWriteNorReadOfRowsThatHoldEachOthers) {
+  HandMade run;
+  run.pass({{0, 0, kTokens, {2, 5}}, {1, 0, {7, 8, 9}, {3}}});
+  std::swap(run.slots_[2 * kPage + 1], run.slots_[3 * kPage + 2]);
+  run.pass({{0, 6, {1}, {2, 5}}, {1, 3, {2}, {3}}});
+  ASSERT_EQ(run.findings().size(), 2u) << run.rules();
+  EXPECT_EQ(run.findings()[0].rule,
+            "layer 0, request 0, position 1 and request 1, position 2 hold each other's K and V: "
+            "written to each other's slots, or read from them (page 2 slot 1 and page 3 slot 2)");
+  EXPECT_EQ(run.findings()[1].rule.substr(0, 50),
+            "layer 0, request 1, position 2 and request 0, posi");
 }
 
 TEST(Auditor, NamesWhoWroteWhatIsReadInstead) {

@@ -1,11 +1,16 @@
 // Guesses where they do not belong: of ops with other heads, outputs and rows, as layers, passes
 // and siblings hand them on. None may end the judgement, or be taken for numbers of this op.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <deque>
 #include <map>
+#include <new>
 #include <set>
 #include <type_traits>
 
+#include "kernels/base/check.h"
 #include "kernels/ops.h"
 #include "src/faults/seeds.h"
 #include "tests/judged.h"
@@ -28,6 +33,7 @@ class Exchanged final : public Hypotheses {
     std::set<int> with_value;
     for (const Guess& guess : asked->guesses()) {
       guesses.push_back(guess);
+      said.insert(asked->says(guess));
       if (guess.value != 0 && with_value.insert(guess.number).second)
         for (const double foreign : kForeign) guesses.push_back({guess.number, foreign});
     }
@@ -44,6 +50,7 @@ class Exchanged final : public Hypotheses {
   }
 
   static inline size_t tried = 0;
+  static inline std::set<std::string> said;
 
  private:
   std::unique_ptr<Hypotheses> whole_;
@@ -51,9 +58,33 @@ class Exchanged final : public Hypotheses {
   std::map<OpKind, std::vector<Guess>> of_kind_;
 };
 
+// Asks of ops whose neighbours in the pass cannot be had.
+class Failing final : public Hypotheses {
+ public:
+  Failing(std::unique_ptr<Hypotheses> whole, std::function<void()> fail)
+      : whole_(std::move(whole)), fail_(std::move(fail)) {}
+
+  std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
+    OpInPass& failing = ops_.emplace_back(op);
+    failing.other = [this](const Place&) {
+      fail_();
+      return TensorView{};
+    };
+    return whole_->of(failing);
+  }
+  std::string trouble() const override { return whole_->trouble(); }
+
+ private:
+  std::unique_ptr<Hypotheses> whole_;
+  std::function<void()> fail_;
+  std::deque<OpInPass> ops_;
+};
+
 // LibTorch's reference, but for its hypotheses.
 class Library final : public ReferenceLibrary {
  public:
+  explicit Library(std::function<void()> fail = {}) : fail_(std::move(fail)) {}
+
   std::string version() const override { return whole_.version(); }
   bool has_gpu(int number) const override { return whole_.has_gpu(number); }
   std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
@@ -70,11 +101,14 @@ class Library final : public ReferenceLibrary {
   }
   std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
                                          const ReferenceOptions& options) override {
-    return std::make_unique<Exchanged>(whole_.hypotheses(checkpoint, options));
+    auto whole = whole_.hypotheses(checkpoint, options);
+    if (fail_) return std::make_unique<Failing>(std::move(whole), fail_);
+    return std::make_unique<Exchanged>(std::move(whole));
   }
 
  private:
   ReferenceLibrary& whole_ = open_reference();
+  std::function<void()> fail_;
 };
 
 // Every op that computes is wrong, so that all are asked about.
@@ -103,6 +137,37 @@ TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
   const Result result = judged(run);
   EXPECT_TRUE(result.first);
   EXPECT_GT(Exchanged::tried, 1000);
+  // Of two requests neither stands before the other.
+  for (const char* what : {"the keys and values of", "the context length of"}) {
+    EXPECT_TRUE(Exchanged::said.contains(fmt::format("{} the other request in the pass", what)));
+    EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request +1 in the pass", what)));
+    EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request -1 in the pass", what)));
+  }
+}
+
+// A guess that does not fit an op says nothing of it. One that ends otherwise is missed, and said.
+std::vector<std::string> notes_where(std::function<void()> fail) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  Library library(std::move(fail));
+  JudgedRun run{.checkpoint = checkpoint, .reference = library};
+  run.ops = spoilt();
+  run.causes = true;
+  run.requests = {{.prompt = some_tokens(9, checkpoint.config().vocab), .max_new = 1}};
+  const Result result = judged(run);
+  EXPECT_TRUE(result.first);
+  return result.notes;
+}
+TEST(Guesses, ThatEndForWantOfMemoryAreCounted) {
+  const auto lack = notes_where([] { throw std::bad_alloc(); });
+  const auto told = [](const std::string& note) {
+    return note.find("guesses failed, the first: there is no memory left") != note.npos;
+  };
+  EXPECT_EQ(std::ranges::count_if(lack, told), 1) << testing::PrintToString(lack);
+  const auto misfit = notes_where([] { fail("extents that do not fit"); });
+  EXPECT_EQ(std::ranges::count_if(
+                misfit, [](const auto& note) { return note.find("guesses failed") != note.npos; }),
+            0)
+      << testing::PrintToString(misfit);
 }
 
 }  // namespace

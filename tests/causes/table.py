@@ -42,7 +42,7 @@ RIGHT = {
     "softmax-scale-missing": r"not scaled",
     "causal-mask-off-by-one": r"off by one: each query sees the key after",
     "sliding-window-off-by-one": r"sliding window of",
-    "chunk-lengths-of-another-row": r"context length of the request -1",
+    "chunk-lengths-of-another-row": r"context length of the (request -1|other request)",
     "last-page-tail-unmasked": r"unused slots",
     "wrong-page": r"page table of request",
     "page-table-stride": r"one page narrower",
@@ -91,7 +91,7 @@ RIGHT = {
     "accumulator-16-bit": r"rounded to bf16 after every",
     "token-repeated": r"prompt's last token",
     "embedding-of-next-id": r"embedding of the id \+1",
-    "logits-of-another-request": r"result of the row \+1",
+    "logits-of-another-request": r"result of the (row \+1|other row)",
     "head-is-stale": r"last 64 outputs made of the weights of those before",
     "argmax-takes-runner-up": r"runner-up",
 }
@@ -137,6 +137,12 @@ OPS = {
     "part_of_dims": r"handed on, in dims 0 to 3 and (32 to 35|16 to 19) of head 1 alone",
     "part_of_columns": r"last 8 inputs left out of the sum, in columns 4000 to 4095 alone$",
     "nan_not_cached": NOTHING,
+    "heads_before_positions": r"HND for NHD",
+    "cache_by_head": r"HND\) where",
+    "qkv_by_group": r"as if by K/V head",
+    "expert_capacity": r"first 3 of each expert",
+    "masked_with_zero": r"masked keys with a score of 0",
+    "masked_after_softmax": r"masked keys left out after",
 }
 # What may be said of places further on, where it is another thing than of the first.
 FURTHER = {"nan_not_cached": r"nobody wrote"}

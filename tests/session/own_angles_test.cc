@@ -2,10 +2,13 @@
 // and their angles are other ones than in the tables by the roundings of fp32.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <tuple>
 
+#include "src/faults/seeds.h"
 #include "src/judge/ledger.h"
 #include "src/judge/verdict.h"
 #include "src/session/store.h"
@@ -74,6 +77,48 @@ TEST_P(OwnAngles, AreRightWhereTheirBaseIs) {
   } else {
     EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
   }
+}
+
+// Cosines of the position before, in the rows that the engine shows: RoPE reads its tables, not
+// these.
+Ops with_wrong_rows_shown() {
+  Ops ops = cpu_ops();
+  wrap(ops.gather_rows, [](const auto& right, const OpContext& context, const TensorView& out,
+                           const TensorView& index, const TensorView& table) {
+    const Tensor other(index.shape, DType::i32);
+    for (int64_t i = 0; i < index.count(); ++i)
+      other.as<int32_t>()[i] = std::max(0, index.as<const int32_t>()[i] - 1);
+    right(context, out, context.point.starts_with("rope.") ? other.view() : index, table);
+  });
+  return ops;
+}
+
+TEST(Angles, ThatAreShownWrongAloneMakeNoOtherOpWrong) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  JudgedRun run{.checkpoint = checkpoint,
+                .reference = open_reference(),
+                .ops = with_wrong_rows_shown(),
+                .requests = {{.prompt = some_tokens(9, checkpoint.config().vocab), .max_new = 3},
+                             {.prompt = some_tokens(4, checkpoint.config().vocab), .max_new = 2}}};
+  const auto wrong_in = [](const JudgedRun& judged_run) {
+    std::set<std::string> names;
+    for (const Finding& finding : judged(judged_run).findings)
+      names.emplace(finding.node.place.point->name);
+    return names;
+  };
+  EXPECT_EQ(wrong_in(run), (std::set<std::string>{"rope.cos", "rope.sin"}));
+  // One that turns by a wrong table is right of what it was given; one that is off by itself is
+  // not.
+  wrap(run.ops->rope,
+       [](const auto& right, const OpContext& context, const TensorView& out, const TensorView& x,
+          const TensorView& cos, const TensorView& sin, const TensorView& positions) {
+         const Tensor before(positions.shape, DType::i32);
+         for (int64_t i = 0; i < positions.count(); ++i)
+           before.as<int32_t>()[i] = std::max(0, positions.as<const int32_t>()[i] - 1);
+         right(context, out, x, cos, sin, before);
+         if (context.layer == 2 && context.point == "attn.q_rope") put(out, 0, get(out, 0) + 1);
+       });
+  EXPECT_EQ(wrong_in(run), (std::set<std::string>{"rope.cos", "rope.sin", "attn.q_rope"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,0 +1,12 @@
+// Explanations of chosen indices, by the order of what they are chosen from.
+#pragma once
+
+#include "src/causes/exact.h"
+
+namespace lockstep {
+
+// The rows of a request that chose other indices than the largest of `values`, which have the rows
+// of `got`.
+ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request);
+
+}  // namespace lockstep
