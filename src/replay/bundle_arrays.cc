@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -62,14 +63,20 @@ Shape shape_of(const std::string& text, const std::string& name) {
   std::vector<int64_t> extents;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
-    const std::string part = text.substr(at, end - at);
+    const size_t begin = std::min(text.find_first_not_of(' ', at), end);
     at = end + 1;
-    if (part.find_first_not_of(' ') == part.npos) continue;
-    check(part.find_first_not_of(" 0123456789L") == part.npos && part.size() < 19,
+    if (begin == end) continue;
+    int64_t& extent = extents.emplace_back();
+    const auto [rest, error] = std::from_chars(&text[begin], text.data() + end, extent);
+    check(error == std::errc() && extent >= 0 &&
+              std::string_view(rest, text.data() + end).find_first_not_of("L ") == text.npos,
           "{} has the shape ({}), which is none", name, shown(text));
-    extents.push_back(std::stoll(part));
   }
   check(extents.size() <= 5, "{} has {} axes, at most 5 were wanted", name, extents.size());
+  int64_t count = 1;  // no axis taken as empty, so that no order of them hides what cannot be
+  for (const int64_t extent : extents)
+    check(!__builtin_mul_overflow(count, std::max<int64_t>(extent, 1), &count),
+          "{} has the shape ({}), which is none", name, shown(text));
   return Shape(extents);
 }
 

@@ -201,7 +201,8 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   }
   Result result = judge.finish(manifest.requests, trace.complete());
   causes.put_into(result);
-  if (ranks > 1) say_of_ranks(result, manifest, checkpoint.config(), ranks, rows);
+  if (ranks > 1)
+    naming(path, [&] { say_of_ranks(result, manifest, checkpoint.config(), ranks, rows); });
   tables.put_into(result);
   if (budget) {
     line.show("sharing out the error of the logits");

@@ -5,9 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "kernels/base/check.h"
+#include "kernels/files/json.h"
 
 namespace lockstep {
 namespace {
@@ -19,25 +20,28 @@ constexpr size_t kMost = 1000;
 // In sixteen digits, since a number of JSON does not keep 64 bits.
 std::string hash_text_of(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-uint64_t hash_from(const nlohmann::json& text) {
-  return std::stoull(text.get<std::string>(), nullptr, 16);
+uint64_t hash_from(const JsonValue& value) {
+  const std::string& text = value.text();
+  uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hash, 16);
+  if (error != std::errc() || end != text.data() + text.size()) value.refuse("a hash");
+  return hash;
 }
 
 // One entry, held to the graph, so that who looks its place up may count on it.
-Apart one_from(const nlohmann::json& kept, const Graph& graph) {
-  const Point* point = find_point(kept.at("point").get<std::string>());
-  const Place place{point, kept.at("layer").get<int>()};
-  check(point != nullptr && graph.has(place), "they name a place that the model has not");
+Apart one_from(const JsonValue& kept, const Graph& graph) {
+  const Place place{find_point(kept["point"].text()), kept["layer"].whole<int>(-1)};
+  if (place.point == nullptr || !graph.has(place)) kept["point"].refuse("a place of the model");
   Finding finding{.node = {.place = place,
-                           .pass = kept.at("pass").get<int32_t>(),
-                           .request = kept.at("request").get<int32_t>()},
-                  .position = kept.at("position").get<int32_t>(),
+                           .pass = kept["pass"].whole<int32_t>(),
+                           .request = kept["request"].whole<int32_t>()},
+                  .position = kept["position"].whole<int32_t>(),
                   .verdict = Verdict::structural,
-                  .rule = kept.at("says").get<std::string>()};
+                  .rule = kept["says"].text()};
   return {.finding = std::move(finding),
-          .rank = kept.at("rank").get<int>(),
-          .own = hash_from(kept.at("xxh3")),
-          .first = hash_from(kept.at("first_xxh3"))};
+          .rank = kept["rank"].whole<int>(0),
+          .own = hash_from(kept["xxh3"]),
+          .first = hash_from(kept["first_xxh3"])};
 }
 
 }  // namespace
@@ -62,16 +66,10 @@ std::string text_of(const std::vector<Apart>& apart) {
 std::vector<Apart> apart_in(const Manifest& manifest) {
   const auto found = manifest.provenance.find(std::string(kRanksApart));
   if (found == manifest.provenance.end()) return {};
+  const JsonDocument all(found->second, {"what the trace says of ranks that are not alike",
+                                         "it was damaged, or made by another version"});
   std::vector<Apart> apart;
-  try {
-    for (const nlohmann::json& kept : nlohmann::json::parse(found->second))
-      apart.push_back(one_from(kept, manifest.graph));
-  } catch (const std::exception& error) {
-    fail(
-        "what the trace says of ranks that are not alike cannot be read ({}): it was damaged, or "
-        "made by another version",
-        error.what());
-  }
+  for (const JsonValue& kept : all.root().items()) apart.push_back(one_from(kept, manifest.graph));
   return apart;
 }
 

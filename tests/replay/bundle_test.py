@@ -139,7 +139,11 @@ class Bundle(unittest.TestCase):
             archive.writestr("q.npy", archive.read("k.npy"))
         self.assertIn("q is there twice", self.trouble(str(path)))
         for version, shape, said in ((9, "(13, 4, 16)", "version 9"),
-                                     (1, f"({1 << 40}, 2, 32)", "does not want")):
+                                     (1, f"({1 << 40}, 2, 32)", "does not want"),
+                                     (1, f"({1 << 62}, 4, 8)", "which is none"),
+                                     (1, "(4, L, 8)", "which is none"),
+                                     (1, "(4, 2 2, 8)", "which is none"),
+                                     (1, "(4, -2, 8)", "which is none")):
             header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr("n" * 60000 + ".npy", first + bytes([version, 0]) +

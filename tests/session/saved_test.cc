@@ -5,7 +5,9 @@
 #include "src/report/report.h"
 #include "src/session/judged_trace.h"
 #include "src/session/kept_result.h"
+#include "src/session/ranks_apart.h"
 #include "tests/judged.h"
+#include "tests/traces/passes.h"
 #include "traces/kept_result.h"
 #include "traces/trace.h"
 
@@ -67,6 +69,39 @@ TEST_F(SavedRun, OfDigestsIsInconclusive) {
   const Result saved = judge_trace(scratch_ / "x.journal", checkpoint_, {});
   EXPECT_EQ(saved.verdict, RunVerdict::inconclusive) << saved.story;
   EXPECT_TRUE(saved.findings.empty());
+}
+
+TEST(RanksApart, AreReadBackAndRefusedWhereTheyAreOther) {
+  Manifest manifest = test_manifest();
+  EXPECT_TRUE(apart_in(manifest).empty());
+  const Place place{&point("attn.q"), 1};
+  const Finding finding{.node = {.place = place, .pass = 3, .request = 1},
+                        .position = 7,
+                        .verdict = Verdict::structural,
+                        .rule = "other"};
+  const std::string whole =
+      text_of(std::vector<Apart>{{.finding = finding, .rank = 2, .own = UINT64_MAX, .first = 5}});
+  std::string& text = manifest.provenance[std::string(kRanksApart)];
+  text = whole;
+  const std::vector<Apart> found = apart_in(manifest);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found[0].finding.node == finding.node);
+  EXPECT_EQ(found[0].rank, 2);
+  EXPECT_EQ(found[0].own, UINT64_MAX);
+  EXPECT_EQ(found[0].first, 5u);
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string other = whole;
+    return other.replace(other.find(from), from.size(), to);
+  };
+  for (const std::string& bad :
+       {std::string(100'000, '['), whole.substr(0, whole.size() / 2), changed("attn.q", "attn.x"),
+        changed("\"layer\":1", "\"layer\":99"), changed("ffff", "gggg"), changed("ffff", "fffff"),
+        changed("\"rank\":2", "\"rank\":-1"), changed("\"pass\":3", "\"pass\":1e99")}) {
+    text = bad;
+    const std::string said = error_of([&] { apart_in(manifest); });
+    EXPECT_TRUE(said.starts_with("what the trace says of ranks that are not alike: ")) << said;
+    EXPECT_EQ(said.find("json.exception"), said.npos) << said;
+  }
 }
 
 }  // namespace
