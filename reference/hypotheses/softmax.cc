@@ -285,7 +285,14 @@ Tensor masked_scores_zero(const Asked& a, double) {
 Tensor masked_weights_zero(const Asked& a, double) {
   return masked_by_zero(a, Masked::weights, all_keys);
 }
-// Blocks that lie wholly behind the query are skipped.
+// Blocks that lie wholly behind the query are skipped. Few sizes are usual, and each is an
+// attention.
+std::vector<double> tile_sizes(const Asked& a) {
+  const int64_t length = *std::ranges::max_element(a.op().call.lengths);
+  std::vector<double> all = {16, 64, 128};
+  std::erase_if(all, [=](double size) { return size >= as_fp64(length); });
+  return all;
+}
 std::function<Tensor(const Part&)> up_to_block(double size) {
   return [size](const Part& p) {
     return all_keys(p) & (p.keys() < ((p.positions() / size).floor() + 1) * size);
@@ -293,9 +300,6 @@ std::function<Tensor(const Part&)> up_to_block(double size) {
 }
 Tensor masked_scores_of_block_zero(const Asked& a, double size) {
   return masked_by_zero(a, Masked::scores, up_to_block(size));
-}
-Tensor masked_weights_of_block_zero(const Asked& a, double size) {
-  return masked_by_zero(a, Masked::weights, up_to_block(size));
 }
 // Keys that count little are skipped, as if they counted nothing.
 std::vector<double> shares(const Asked&) { return {8, 16, 32, 64, 128, 256, 1024}; }
@@ -333,9 +337,7 @@ constexpr Hypothesis kSoftmax[] = {
     {"masked keys with a score of 0 for -inf", masked_scores_zero},
     {"masked keys left out after the softmax, their weights still in its sum", masked_weights_zero},
     {"masked keys of the query's own block of {:g} with a score of 0 for -inf",
-     masked_scores_of_block_zero, tiles_and_page},
-    {"masked keys of the query's own block of {:g} left out after the softmax",
-     masked_weights_of_block_zero, tiles_and_page},
+     masked_scores_of_block_zero, tile_sizes},
     {"its softmax by powers of 2 instead of e", base_two},
     {"its softmax with log2(e) twice", log2e_twice},
     {"splits of {:g} keys merged by e^x of logs to the base 2", merged_in_other_base, key_splits},
