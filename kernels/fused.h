@@ -12,6 +12,7 @@
 #include "kernels/base/stream.h"
 #include "kernels/base/tensor.h"
 #include "kernels/kv_cache.h"
+#include "kernels/paged_attention.h"
 
 namespace lockstep {
 
@@ -47,18 +48,48 @@ struct QkNormRopeKvWrite {
   TensorView q_norm, k_norm, k_rope;  // taps
 };
 
+// A whole layer without experts, from the residual stream to the residual stream: norm, attention
+// over the cache, add, norm, MLP, add. Shapes are those of its pieces, each in its own header.
+struct WholeLayer {
+  // Inputs:
+  TensorView x;  // [tokens, hidden], the stream
+  TensorView attn_norm;
+  WeightView q, k, v;
+  TensorView q_bias, k_bias, v_bias;  // empty: there are none
+  TensorView q_norm, k_norm;          // the same
+  WeightView o;
+  TensorView o_bias;  // the same
+  TensorView mlp_norm;
+  WeightView gate, up, down;
+  float eps = 0;
+  TensorView cos, sin, positions, slots;
+  AttentionBatch batch;
+  float scale = 0;
+  int64_t window = 0;
+  // Outputs:
+  TensorView out;  // [tokens, hidden], apart from x
+  KvCache cache;
+  TensorView k_rope, v_kept;  // taps: what the slots of the cache hold afterwards
+};
+
 // A fused op, by the name that a user's library exports it under (with the prefix lockstep_), and
 // the points inside of it, which nobody can see of a user's.
 struct FusedRow {
   std::string_view name;
-  std::array<std::string_view, 2> hidden;
+  std::array<std::string_view, 14> hidden;  // those left over are empty
 };
 inline constexpr FusedRow kAddRmsNorm = {"add_rms_norm", {}};
 inline constexpr FusedRow kQkvMatmul = {"qkv_matmul", {}};
 inline constexpr FusedRow kQkNormRopeKvWrite = {"qk_norm_rope_kv_write",
                                                 {"attn.q_norm", "attn.k_norm"}};
 inline constexpr FusedRow kGateUpSilu = {"gate_up_silu", {"mlp.gate", "mlp.up"}};
-inline constexpr std::array kFusedOps = {kAddRmsNorm, kQkvMatmul, kQkNormRopeKvWrite, kGateUpSilu};
+// It stands in the place of all others within a layer. K and V are seen where it writes them.
+inline constexpr FusedRow kDecoderLayer = {
+    "decoder_layer",
+    {"attn.norm", "attn.q", "attn.k", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.out",
+     "attn.o", "attn.residual", "mlp.norm", "mlp.gate", "mlp.up", "mlp.act", "mlp.down"}};
+inline constexpr std::array kFusedOps = {kAddRmsNorm, kQkvMatmul, kQkNormRopeKvWrite, kGateUpSilu,
+                                         kDecoderLayer};
 
 struct FusedOps {
   // out = rms_norm(sum); it writes the sum too, which may be in the place of `a`.
@@ -75,6 +106,8 @@ struct FusedOps {
                      WeightView up_weight, TensorView gate, TensorView up,
                      const AddNormInput* input)>
       gate_up_silu;
+  // A user's alone.
+  std::function<void(const OpContext&, const WholeLayer& layer)> decoder_layer;
   // A whole decode step, for who asks for it by name (src/model/persistent_executor.h): its sums
   // are in an order of its own, and its bits not those of its pieces.
   std::function<void(const OpContext&, const DecodeStep& step)> decode_step;

@@ -17,7 +17,7 @@
  *
  * An output is not the memory that the engine goes on with: it is surrounded by guard bytes and
  * filled with a pattern, so that elements that were written beside it or not at all are found. It
- * never is the memory of an input. `lockstep_kv_write`, and the fused op that ends with it, alone
+ * never is the memory of an input. `lockstep_kv_write`, and the fused ops that do its work, alone
  * write where the cache is.
  *
  * On a CUDA device a kernel is queued on `stream` and not waited for. On the CPU it is done when
@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Changes when anything in this file does. */
-enum { LOCKSTEP_OPS_ABI = 2 };
+enum { LOCKSTEP_OPS_ABI = 3 };
 
 /* Must return LOCKSTEP_OPS_ABI. */
 int32_t lockstep_ops_abi(void);
@@ -115,6 +115,45 @@ const char* lockstep_qk_norm_rope_kv_write(const LockstepCall* call, const DLTen
 /* out = silu_mul(matmul(x, gate_weight), matmul(x, up_weight)) */
 const char* lockstep_gate_up_silu(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                                   const DLTensor* gate_weight, const DLTensor* up_weight);
+
+/* The weights of a layer. A bias, and the norms of heads, are NULL in a model without them. */
+typedef struct LockstepLayerWeights {
+  const DLTensor* attn_norm; /* [hidden] */
+  const DLTensor* q;         /* [heads * head_dim, hidden] */
+  const DLTensor* k;         /* [kv_heads * head_dim, hidden] */
+  const DLTensor* v;         /* the same */
+  const DLTensor* q_bias;    /* [heads * head_dim] */
+  const DLTensor* k_bias;    /* [kv_heads * head_dim] */
+  const DLTensor* v_bias;    /* the same */
+  const DLTensor* q_norm;    /* [head_dim] */
+  const DLTensor* k_norm;    /* the same */
+  const DLTensor* o;         /* [hidden, heads * head_dim] */
+  const DLTensor* o_bias;    /* [hidden] */
+  const DLTensor* mlp_norm;  /* [hidden] */
+  const DLTensor* gate;      /* [intermediate, hidden] */
+  const DLTensor* up;        /* the same */
+  const DLTensor* down;      /* [hidden, intermediate] */
+} LockstepLayerWeights;
+
+/* A whole layer: x and out, [tokens, hidden], are the residual stream before and after it.
+ *     n = rms_norm(x, attn_norm), q, k, v = matmul(n), K = rope(rms_norm(k)), to the cache with v
+ *     h = x + matmul(paged_attention(rope(rms_norm(q)), cache), o)
+ *     out = h + matmul(silu_mul(matmul(m, gate), matmul(m, up)), down), m = rms_norm(h, mlp_norm)
+ * Row t of K and v goes into slots[t] of the cache; queries see what is stored there, of this pass
+ * too, up to their own position, as paged_attention.h says of `batch`, `scale` and `window`.
+ * kv_heads and head_dim are extents of the cache. positions are [tokens], int32, rows of cos and
+ * sin, [entries, head_dim / 2] in fp32; slots are [tokens], int64, and a negative one writes
+ * nowhere. Nothing but K, v and out is stored, or need be rounded. call->point is "mlp.residual".
+ *
+ * It stands for all other ops within a layer, exported or not. Lockstep reads K and v from the
+ * cache and judges these and `out`, each from x and what the cache holds; it names the layer and
+ * what it may be of it. Layers with experts are not for it. */
+const char* lockstep_decoder_layer(const LockstepCall* call, const DLTensor* out,
+                                   const LockstepCache* cache, const DLTensor* x,
+                                   const LockstepLayerWeights* weights, float eps,
+                                   const DLTensor* cos, const DLTensor* sin,
+                                   const DLTensor* positions, const DLTensor* slots,
+                                   const LockstepBatch* batch, float scale, int64_t window);
 
 #ifdef __cplusplus
 }

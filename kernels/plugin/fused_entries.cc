@@ -55,7 +55,7 @@ void put_qk_norm_rope_kv_write(FusedOps& fused, const UserOp& user, void* symbol
     const DLTensor* const slots = call.tensor(a.slots);
     call.run(function, call.output(a.q_rope), call.output(a.cache), q, k, v, q_weight, k_weight,
              a.eps, cos, sin, positions, slots);
-    read_back_keys(a);
+    read_back(a.k_rope, a.cache.k, a.slots);
   };
 }
 
@@ -69,6 +69,39 @@ void put_gate_up_silu(FusedOps& fused, const UserOp& user, void* symbol) {
     const DLTensor* const gate_weight = call.tensor(plain_codes("--ops", gate));
     const DLTensor* const up_weight = call.tensor(plain_codes("--ops", up));
     call.run(function, call.output(out), input, gate_weight, up_weight);
+  };
+}
+
+void put_decoder_layer(FusedOps& fused, const UserOp& user, void* symbol) {
+  const auto function = as<decltype(lockstep_decoder_layer)>(symbol);
+  fused.decoder_layer = [=](const OpContext& context, const WholeLayer& a) {
+    ForeignCall call(user, context);
+    const DLTensor* const x = call.tensor(a.x);
+    const auto weight = [&](const WeightView& w) { return call.tensor(plain_codes("--ops", w)); };
+    // Braces evaluate from left to right, as the names of the inputs are.
+    const LockstepLayerWeights weights = {call.tensor(a.attn_norm),
+                                          weight(a.q),
+                                          weight(a.k),
+                                          weight(a.v),
+                                          call.tensor(a.q_bias),
+                                          call.tensor(a.k_bias),
+                                          call.tensor(a.v_bias),
+                                          call.tensor(a.q_norm),
+                                          call.tensor(a.k_norm),
+                                          weight(a.o),
+                                          call.tensor(a.o_bias),
+                                          call.tensor(a.mlp_norm),
+                                          weight(a.gate),
+                                          weight(a.up),
+                                          weight(a.down)};
+    const DLTensor *const cos = call.tensor(a.cos), *const sin = call.tensor(a.sin);
+    const DLTensor* const positions = call.tensor(a.positions);
+    const DLTensor* const slots = call.tensor(a.slots);
+    const LockstepBatch* const batch = std::get<0>(call.input(a.batch));
+    call.run(function, call.output(a.out), call.output(a.cache), x, &weights, a.eps, cos, sin,
+             positions, slots, batch, a.scale, a.window);
+    read_back(a.k_rope, a.cache.k, a.slots);
+    read_back(a.v_kept, a.cache.v, a.slots);
   };
 }
 
@@ -87,21 +120,35 @@ const std::array<Entry, kFusedOps.size()>& entries() {
        {kQkNormRopeKvWrite,
         {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "positions", "slots"},
         put_qk_norm_rope_kv_write},
-       {kGateUpSilu, {"x", "gate_weight", "up_weight"}, put_gate_up_silu}}};
+       {kGateUpSilu, {"x", "gate_weight", "up_weight"}, put_gate_up_silu},
+       {kDecoderLayer,
+        {"x",           "attn_norm",
+         "q",           "k",
+         "v",           "q_bias",
+         "k_bias",      "v_bias",
+         "q_norm",      "k_norm",
+         "o",           "o_bias",
+         "mlp_norm",    "gate",
+         "up",          "down",
+         "cos",         "sin",
+         "positions",   "slots",
+         "query_start", "context_length",
+         "page_table"},
+        put_decoder_layer}}};
   return all;
 }
 
 }  // namespace
 
 // A slot that is negative was not written.
-void read_back_keys(const QkNormRopeKvWrite& a) {
-  if (a.k_rope.empty()) return;
-  const Tensor slots = copy_on(Device::cpu, a.slots);
-  const TensorView cache = a.cache.k.reshaped(
-      {a.cache.pages() * a.cache.page_size(), a.cache.k.shape[2], a.cache.k.shape[3]});
-  for (int64_t t = 0; t < slots.view().rows(); ++t)
-    if (const int64_t slot = slots.as<int64_t>()[t]; slot >= 0)
-      copy(a.k_rope.slice(t, 1), cache.slice(slot, 1));
+void read_back(const TensorView& tap, const TensorView& side, const TensorView& slots) {
+  if (tap.empty()) return;
+  const Tensor written = copy_on(Device::cpu, slots);
+  const TensorView rows =
+      side.reshaped({side.shape[0] * side.shape[1], side.shape[2], side.shape[3]});
+  for (int64_t t = 0; t < written.view().rows(); ++t)
+    if (const int64_t slot = written.as<int64_t>()[t]; slot >= 0)
+      copy(tap.slice(t, 1), rows.slice(slot, 1));
 }
 
 void put_fused(FusedOps& fused, const FusedRow& row, UserOp user, void* symbol) {

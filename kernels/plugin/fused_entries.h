@@ -13,8 +13,8 @@ namespace lockstep {
 // of lockstep_ops.h. Its inputs get their names here.
 void put_fused(FusedOps& fused, const FusedRow& row, UserOp user, void* symbol);
 
-// Copies the rows of K that a call wrote to its tap, if that is wanted: what it had in between is
-// stored nowhere else.
-void read_back_keys(const QkNormRopeKvWrite& a);
+// Copies the rows of K, or of V, that a call wrote into a side of the cache to a tap, unless that
+// is empty: what it had in between is stored nowhere else.
+void read_back(const TensorView& tap, const TensorView& side, const TensorView& slots);
 
 }  // namespace lockstep

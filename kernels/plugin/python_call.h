@@ -28,6 +28,8 @@ class PythonCall {
   void add(float x);
   void add(int64_t x);
   void add(bool x) { say(x ? "bool:1" : "bool:0"); }
+  // A word before arguments that are parts of one, which says of what.
+  void say(std::string_view word) { words_.append(" ").append(word); }
 
   // Comes first, as in C++.
   void add_output(const GuardedOutput& output);
@@ -46,7 +48,6 @@ class PythonCall {
   };
 
   int64_t place(int64_t bytes);
-  void say(std::string_view word) { words_.append(" ").append(word); }
   void say(std::string_view kind, const TensorView& tensor, int64_t at);
 
   std::string words_;

@@ -34,7 +34,14 @@ class FusedCall {
       if (!tensor.empty()) names_.push_back(name);
     call_.add(tensors);
   }
+  void batch(const AttentionBatch& batch) {
+    for (const char* name : {"query_start", "context_length", "page_table"}) names_.push_back(name);
+    call_.add(batch);
+  }
+  // The weights of a layer, each as an input().
+  void layer() { call_.say("layer"); }
   void number(float x) { call_.add(x); }
+  void number(int64_t x) { call_.add(x); }
 
   template <typename... Outputs>
   void run(Outputs&... outputs) {
@@ -92,7 +99,7 @@ void put_qk_norm_rope_kv_write(FusedOps& fused, const Process& process) {
     call.input("cos", a.cos), call.input("sin", a.sin);
     call.input("positions", a.positions), call.input("slots", a.slots);
     call.run(q_rope);
-    read_back_keys(a);
+    read_back(a.k_rope, a.cache.k, a.slots);
   };
 }
 
@@ -110,6 +117,36 @@ void put_gate_up_silu(FusedOps& fused, const Process& process) {
   };
 }
 
+void put_decoder_layer(FusedOps& fused, const Process& process) {
+  fused.decoder_layer = [=](const OpContext& context, const WholeLayer& a) {
+    FusedCall call(kDecoderLayer, process, context);
+    GuardedOutput out(a.out);
+    call.output(out), call.output(a.cache);
+    call.input("x", a.x);
+    const auto weight = [&](std::string_view name, const WeightView& w) {
+      call.input(name, plain_codes("--ops", w));
+    };
+    // In the order of LayerWeights in python_ops.py.
+    call.layer();
+    call.input("attn_norm", a.attn_norm);
+    weight("q", a.q), weight("k", a.k), weight("v", a.v);
+    call.input("q_bias", a.q_bias), call.input("k_bias", a.k_bias);
+    call.input("v_bias", a.v_bias);
+    call.input("q_norm", a.q_norm), call.input("k_norm", a.k_norm);
+    weight("o", a.o);
+    call.input("o_bias", a.o_bias), call.input("mlp_norm", a.mlp_norm);
+    weight("gate", a.gate), weight("up", a.up), weight("down", a.down);
+    call.number(a.eps);
+    call.input("cos", a.cos), call.input("sin", a.sin);
+    call.input("positions", a.positions), call.input("slots", a.slots);
+    call.batch(a.batch);
+    call.number(a.scale), call.number(a.window);
+    call.run(out);
+    read_back(a.k_rope, a.cache.k, a.slots);
+    read_back(a.v_kept, a.cache.v, a.slots);
+  };
+}
+
 }  // namespace
 
 void put_python_fused(FusedOps& fused, const FusedRow& row, const Process& process) {
@@ -118,7 +155,8 @@ void put_python_fused(FusedOps& fused, const FusedRow& row, const Process& proce
       {kAddRmsNorm.name, put_add_rms_norm},
       {kQkvMatmul.name, put_qkv_matmul},
       {kQkNormRopeKvWrite.name, put_qk_norm_rope_kv_write},
-      {kGateUpSilu.name, put_gate_up_silu}};
+      {kGateUpSilu.name, put_gate_up_silu},
+      {kDecoderLayer.name, put_decoder_layer}};
   static_assert(std::size(kAll) == kFusedOps.size());
   for (const auto& [name, put] : kAll) {
     if (name != row.name) continue;

@@ -41,11 +41,15 @@ PARAMETERS = {
     "qk_norm_rope_kv_write": "q_rope, cache, q, k, v, q_weight, k_weight, eps, cos, sin, "
                              "positions, slots",
     "gate_up_silu": "out, x, gate_weight, up_weight",
+    "decoder_layer": "out, cache, x, weights, eps, cos, sin, positions, slots, batch, scale, "
+                     "window",
 }
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32",
           "int64": "int64", "uint8": "uint8"}
 Cache = namedtuple("Cache", "k v")
 Batch = namedtuple("Batch", "query_start context_length page_table")
+LayerWeights = namedtuple("LayerWeights", "attn_norm q k v q_bias k_bias v_bias q_norm k_norm o "
+                                          "o_bias mlp_norm gate up down")
 
 
 class Trouble(Exception):
@@ -112,6 +116,8 @@ def arguments_of(words, tensors):
             return Cache(one(), one())
         if kind == "batch":
             return Batch(one(), one(), one())
+        if kind == "layer":
+            return LayerWeights(*[one() for _ in LayerWeights._fields])
         if kind == "list":
             return [one() for _ in range(int(text))]
         return {"float": float, "int": int, "bool": lambda word: word == "1"}[kind](text)

@@ -19,8 +19,8 @@ namespace lockstep {
 // answers each; the first answer names what functions there are. `use OP...` wants torch and the
 // right parameters, `call OP BYTES ARGUMENT...` calls one: BYTES is the size of the memory, and an
 // argument is `tensor:DTYPE/OFFSET/EXTENT,...`, `out:...`, which has guards beside it, `none`,
-// `cache` and `batch` with their tensors after them, `list:COUNT` likewise, `float:`, `int:`,
-// `bool:`.
+// `cache`, `batch` and `layer` (its weights) with their tensors after them, `list:COUNT` likewise,
+// `float:`, `int:`, `bool:`.
 class PythonProcess {
  public:
   // Starts the python3 of the PATH, or the one that LOCKSTEP_PYTHON names, which reads the file at

@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "src/model/whole_layer_executor.h"
+
 namespace lockstep {
 // Whether the matmul that reads that norm can compute it, and the sum before it, itself.
 bool FusedExecutor::matmul_computes_norm(const Point& norm, int layer) const {
@@ -103,6 +105,7 @@ std::unique_ptr<LayerExecutor> make_executor(const PassParts& pass) {
 
 std::unique_ptr<LayerExecutor> make_own_executor(const PassParts& pass) {
   const FusedOps& all = pass.model.fused();
+  if (all.decoder_layer) return std::make_unique<WholeLayerExecutor>(pass);
   // Who changes what is shown must be asked before the next piece is computed, which a user's
   // fused op, that shows nothing of its inside, does not prevent.
   if ((pass.probe.writes() || all.pieces == nullptr) && all.of_user.empty())

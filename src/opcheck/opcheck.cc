@@ -105,6 +105,10 @@ OpsResult Checker::result() {
 
 OpsResult::Account Checker::account(const std::string& op) {
   account_ = {.op = op};
+  if (op == kDecoderLayer.name) {
+    account_.refusal = "a whole layer is judged where it stands alone: lockstep run --ops";
+    return account_;
+  }
   tried_.clear(), seconds_.clear(), own_seconds_.clear(), ratios_.clear();
   looked_ = 0;
   first_ = nullptr;

@@ -28,7 +28,7 @@ struct OpsResult {
     std::string op;
     int64_t cases = 0, wrong = 0;  // that it computed
     int64_t refused = 0;           // that it said by a sentence not to compute
-    std::string refusal;           // the first of these sentences
+    std::string refusal;           // the first of these sentences; or why no case was tried
     double budgets = 0;      // the most that an element of a right case is off, or of a wrong one
     std::string worst_case;  // whose that is
     std::optional<OpTrial::Failure> first;  // the smallest wrong case

@@ -38,7 +38,7 @@ Table table_of_ops(const OpsResult& result) {
               {}};
   for (const OpsResult::Account& op : result.ops)
     table.rows.push_back({op.op, op.cases,
-                          op.cases == 0   ? std::string("refused")
+                          op.cases == 0   ? std::string(op.refused > 0 ? "refused" : "not tried")
                           : op.wrong == 0 ? std::string("right")
                                           : fmt::format("wrong in {}", op.wrong),
                           op.cases == 0 ? std::string("-") : short_number(op.budgets),
@@ -174,10 +174,12 @@ Document document_of(const OpsResult& result) {
   blocks.push_back(Heading{});
   blocks.push_back(table_of_ops(result));
   for (const OpsResult::Account& op : result.ops)
-    if (op.refused > 0)
+    if (!op.refusal.empty())
       blocks.push_back(Paragraph{
-          fmt::format("{} did not compute {} more cases: {}", op.op, op.refused, op.refusal), 2,
-          4});
+          op.refused > 0
+              ? fmt::format("{} did not compute {} more cases: {}", op.op, op.refused, op.refusal)
+              : fmt::format("{} was not tried: {}", op.op, op.refusal),
+          2, 4});
   for (const OpsResult::Account& op : result.ops) {
     if (op.wrong == 0) continue;
     blocks.push_back(Heading{});

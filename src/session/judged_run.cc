@@ -6,6 +6,7 @@
 #include "src/session/judged_run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -88,6 +89,10 @@ void check_faults(const JudgedRun& run, bool clean_ops) {
 Seeded::Seeded(Ops of_device, const std::vector<FaultRequest>& faults, const ModelConfig& config,
                Device device, OpWatch* watch, const RankSeams* ranks, InterpreterOptions* step)
     : ops(std::move(of_device)), clean(!watch && std::ranges::none_of(faults, needs_host)) {
+  check(faults.empty() || ops.fused.of_user.empty(),
+        "--fault breaks single ops, found {} of --ops, which would be called in their places: "
+        "leave one out",
+        fmt::join(ops.fused.of_user, ", "));
   if (clean) {
     for (const FaultRequest& fault : faults)
       seed_fault({ops, hooks, config, broken_ops_of(device), ranks, step}, fault);

@@ -3,6 +3,7 @@
 #include "src/session/ranked.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <set>
@@ -54,6 +55,9 @@ Ranked::Ranked(const Checkpoint& whole, RankSeat& seat, Brings brings)
 Graph Ranked::graph() const { return qwen_graph_of(whole_.config(), /*over_ranks=*/true); }
 
 std::unique_ptr<Engine> Ranked::engine(Ops ops, EngineOptions options, Engine::Hooks hooks) {
+  check(ops.fused.of_user.empty(),
+        "--tp computes one op at a time, found {} of --ops, which stand for several: leave one out",
+        fmt::join(ops.fused.of_user, ", "));
   if (!shard_) shard_.emplace(whole_, cut_);
   options.over_ranks = true;
   options.exact_rows = plan_.by_rows;

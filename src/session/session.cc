@@ -43,7 +43,10 @@ Session open_model(const ModelOptions& options) {
   if (!options.ops.empty()) {
     ReplacedOps replaced = replace_ops(session.ops, options.ops, session.engine.device);
     session.ops = std::move(replaced.ops);
-    session.user_ops = fmt::format("{} of {}", fmt::join(replaced.names, ", "), options.ops);
+    // Who reads which ops are the user's must not take those within a layer for tried.
+    const bool covers = replaced.names.size() > 1 && session.ops.fused.decoder_layer;
+    session.user_ops = fmt::format("{} of {}{}", fmt::join(replaced.names, ", "), options.ops,
+                                   covers ? " (within layers decoder_layer alone)" : "");
     session.user_ops_file = options.ops;
   }
   use_executor(options.instructions, session);

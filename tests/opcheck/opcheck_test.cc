@@ -209,6 +209,17 @@ TEST(Ops, ThatDoNotKnowADtypeAreHeldToWhatTheyCompute) {
   EXPECT_FALSE(none.ops[0].first);
 }
 
+// A library that only has what is not tried is not called right.
+TEST(Ops, OfAWholeLayerAreNotTriedAlone) {
+  const Outcome outcome = call_lockstep("ops " + built_path("plugin_layer_no_eps.so"));
+  EXPECT_EQ(outcome.status, 2) << outcome.out;
+  EXPECT_NE(
+      outcome.out.find("decoder_layer was not tried: a whole layer is judged where it stands"),
+      std::string::npos)
+      << outcome.out;
+  EXPECT_EQ(outcome.out.find("clean"), std::string::npos) << outcome.out;
+}
+
 TEST(Ops, ThatAreNotThereAreNoRightOnes) {
   const auto expect_said = [](const std::string& arguments, const std::string& wanted) {
     const std::string said = trouble_of("ops " + arguments);

@@ -86,6 +86,29 @@ TEST_F(PythonOps, ThatAreFusedAreJudgedAsRegions) {
   EXPECT_EQ(regions["attn.q_rope"][0]["point"], "attn.q_norm");
 }
 
+// Its weights come by name.
+TEST_F(PythonOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
+  const std::string file = source_path("tests/kernels/plugins/right_layer.py");
+  for (const auto& [model, dtype] :
+       {std::pair("qwen3-default", "bf16"), std::pair("qwen2-sliding", "fp32")}) {
+    const Outcome right = run_with(file, model, std::string("--chunk 4 --dtype ") + dtype);
+    EXPECT_EQ(right.status, 0) << right.out << right.err;
+    EXPECT_NE(right.out.find("ops: decoder_layer of "), std::string::npos) << right.out;
+  }
+  std::string code = text_of(file);
+  const std::string up = "_linear(n, w.up)";
+  ASSERT_NE(code.find(up), std::string::npos);
+  code.replace(code.find(up), up.size(), "_linear(x, w.up)");
+  const TempFolder folder;
+  const Outcome wrong =
+      run_with(folder.write("wrong.py", code), "qwen3-default", "--dtype bf16 --format json");
+  ASSERT_EQ(wrong.status, 1) << wrong.err;
+  const auto first = nlohmann::json::parse(wrong.out)["first"];
+  EXPECT_EQ(first["point"], "mlp.residual");
+  EXPECT_EQ(first["layer"], 0);
+  EXPECT_EQ(first["region"].size(), 14u) << first["region"];
+}
+
 // The ten lines that the README shows, and the same with a tail that is left out of the mean.
 TEST_F(PythonOps, ThatAreWrongAreNamed) {
   const std::string readme = text_of(source_path("README.md"));

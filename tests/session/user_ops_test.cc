@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/lockstep_binary.h"
 #include "tests/places.h"
@@ -61,6 +63,87 @@ TEST(UserOps, ThatAreFusedAreJudgedAsRegions) {
   EXPECT_NE(
       trouble_of(run_with("right_fused", "--confirm")).find("--confirm puts single ops right"),
       std::string::npos);
+}
+
+// Ragged requests in chunks, on pages in any order.
+std::string run_layer(const std::string& name, const std::string& model, const std::string& more) {
+  return "run --model " + data_path(model) +
+         " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --page-size 4 --page-order 3 "
+         "--chunk 5 --format json --ops " +
+         built_path("plugin_layer_" + name + ".so ") + more;
+}
+
+// Of a layer three places are seen, and nothing else is held to anything.
+TEST(UserOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
+  for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
+    for (const char* dtype : {"bf16", "fp32"}) {
+      const Outcome right =
+          call_lockstep(run_layer("right", model, std::string("--dtype ") + dtype));
+      EXPECT_EQ(right.status, 0) << right.out << right.err;
+      const auto result = nlohmann::json::parse(right.out);
+      const std::string ops = result["provenance"]["user_ops"];
+      EXPECT_NE(ops.find("add, decoder_layer of "), std::string::npos) << ops;
+      EXPECT_TRUE(ops.ends_with(" (within layers decoder_layer alone)")) << ops;
+      std::map<std::string, int> judged;  // layers, by point
+      for (const auto& place : result["points"])
+        if (!place["layer"].is_null() && place["judged"] > 0) ++judged[place["point"]];
+      const std::map<std::string, int> seen = {
+          {"attn.v", 6}, {"attn.k_rope", 6}, {"attn.kv", 6}, {"mlp.residual", 6}};
+      EXPECT_EQ(judged, seen);
+    }
+}
+
+struct WrongLayer {
+  const char* name;
+  const char* model;
+  const char* dtype;
+  const char* first;  // point of layer 0
+  const char* at;     // the op of its region that is wrong
+};
+
+// Ops that nobody sees are found by their region, and then by what explains all of it.
+TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
+  for (const auto& [name, model, dtype, first, at] : {
+           WrongLayer{"no_eps", "bard-qwen3", "fp32", "attn.v", "attn.norm"},
+           WrongLayer{"late_rope", "bard-qwen3", "bf16", "attn.k_rope", ""},
+           WrongLayer{"no_residual", "bard-qwen2.5", "bf16", "mlp.residual", "attn.residual"},
+           WrongLayer{"wrong_scale", "bard-qwen3", "bf16", "mlp.residual", "attn.out"},
+           WrongLayer{"last_key", "bard-qwen2.5", "bf16", "mlp.residual", "attn.out"},
+           WrongLayer{"swapped_mlp", "bard-qwen2.5", "fp32", "mlp.residual", "mlp.act"},
+       }) {
+    SCOPED_TRACE(name);
+    const Outcome wrong = call_lockstep(
+        "run --model " + data_path(model) + " --tokens 5,6,7,8 --max-new 1 --fail-fast --ops " +
+        built_path("plugin_layer_" + std::string(name)) + ".so --format json --dtype " + dtype);
+    EXPECT_EQ(wrong.status, 1) << wrong.out << wrong.err;
+    const auto result = nlohmann::json::parse(wrong.out);
+    const auto finding = result["first"];
+    EXPECT_EQ(finding["layer"], 0);
+    EXPECT_EQ(finding["point"], first);
+    for (const auto& place : finding["region"]) EXPECT_EQ(place["layer"], 0) << place;
+    EXPECT_GE(finding["region"].size(), 1u);
+    std::string like;
+    for (const auto& place : result["points"])
+      if (place["point"] == first && place["layer"] == 0 && !place["looks_like"].empty())
+        like = place["looks_like"][0]["says"];
+    EXPECT_NE(like.find(at), std::string::npos) << like;
+  }
+}
+
+TEST(UserOps, OfAWholeLayerAreRefusedWhereSingleOpsAreAskedFor) {
+  const auto expect_said = [](const std::string& more, const std::string& wanted) {
+    const std::string said = trouble_of(run_layer("right", "bard-qwen3", more));
+    EXPECT_NE(said.find(wanted), std::string::npos) << said;
+  };
+  expect_said("--confirm", "--confirm puts single ops right");
+  expect_said("--executor instructions", "calls single ops");
+  expect_said("--fault gate-and-up-swapped",
+              "--fault breaks single ops, found decoder_layer of --ops");
+  expect_said("--tp 2", "--tp computes one op at a time, found decoder_layer of --ops");
+  const std::string experts = trouble_of(run_layer("right", "tiny/qwen3-moe", ""));
+  EXPECT_NE(experts.find("computes layers without experts, found layer 0 with them"),
+            std::string::npos)
+      << experts;
 }
 
 TEST(UserOps, AreConfirmedAndServeInEveryMode) {
