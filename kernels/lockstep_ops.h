@@ -37,8 +37,9 @@
 extern "C" {
 #endif
 
-/* Changes when anything in this file does. */
-enum { LOCKSTEP_OPS_ABI = 3 };
+/* Changes when a library that was built before would be called otherwise than it expects: an op
+ * that is added changes nothing for it. */
+enum { LOCKSTEP_OPS_ABI = 2 };
 
 /* Must return LOCKSTEP_OPS_ABI. */
 int32_t lockstep_ops_abi(void);
