@@ -7,7 +7,7 @@
 
 #include "kernels/lockstep_ops.h"
 
-enum { RIGHT, NO_EPS, LATE_ROPE, NO_RESIDUAL, WRONG_SCALE, LAST_KEY, SWAPPED_MLP };
+enum { RIGHT, NO_EPS, LATE_ROPE, NO_RESIDUAL, WRONG_SCALE };
 #ifndef BUG
 #define BUG RIGHT
 #endif
@@ -72,11 +72,10 @@ static void attend(double* out, const double* q, const LockstepCache* cache, con
                    int64_t kv_head, int64_t position, double scale, int64_t window) {
   const int64_t page_size = cache->k->shape[1], heads = cache->k->shape[2];
   const int64_t dim = cache->k->shape[3];
-  const int64_t last = position - (BUG == LAST_KEY && position > 0 ? 1 : 0);
   const int64_t first = window > 0 && position - window + 1 > 0 ? position - window + 1 : 0;
-  double* p = numbers(last + 1);
+  double* p = numbers(position + 1);
   double most = -INFINITY, sum = 0;
-  for (int64_t j = first; j <= last; ++j) {
+  for (int64_t j = first; j <= position; ++j) {
     const int64_t slot = pages[j / page_size] * page_size + j % page_size;
     p[j] = 0;
     for (int64_t i = 0; i < dim; ++i)
@@ -85,7 +84,7 @@ static void attend(double* out, const double* q, const LockstepCache* cache, con
     most = fmax(most, p[j]);
   }
   for (int64_t i = 0; i < dim; ++i) out[i] = 0;
-  for (int64_t j = first; j <= last; ++j) {
+  for (int64_t j = first; j <= position; ++j) {
     const int64_t slot = pages[j / page_size] * page_size + j % page_size;
     p[j] = exp(p[j] - most);
     sum += p[j];
@@ -112,8 +111,8 @@ static void write_row(const Row* r, const LockstepCache* cache, int64_t slot) {
 // Adds the MLP of the row's stream to it.
 static void add_mlp(const Row* r, const LockstepLayerWeights* w, int64_t hidden, double eps) {
   norm(r->n, r->x, hidden, w->mlp_norm, eps);
-  product(r->gate, r->n, BUG == SWAPPED_MLP ? w->up : w->gate, NULL);
-  product(r->up, r->n, BUG == SWAPPED_MLP ? w->gate : w->up, NULL);
+  product(r->gate, r->n, w->gate, NULL);
+  product(r->up, r->n, w->up, NULL);
   for (int64_t i = 0; i < w->gate->shape[0]; ++i)
     r->gate[i] = r->gate[i] / (1 + exp(-r->gate[i])) * r->up[i];
   product(r->branch, r->gate, w->down, NULL);
