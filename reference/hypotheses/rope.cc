@@ -38,12 +38,13 @@ Tables tables_of(const Asked& a, const std::vector<double>& positions,
 }
 Tables by_recipe(const Asked& a, const RotaryRecipe& recipe, const std::vector<double>& positions) {
   const int64_t dim = a.model().recipe.head_dim;
-  return tables_of(a, positions, recipe.frequencies(dim, Rotary::length_of(a)), recipe.magnitude());
+  return tables_of(a, positions, recipe.frequencies(dim, RightRotation::length_of(a)),
+                   recipe.magnitude());
 }
 // Those that the engine showed, if it did.
 Tables right_tables(const Asked& a) {
   if (a.inputs() == 3) return {a.input(1), a.input(2)};
-  return by_recipe(a, Rotary::recipe_of(a), Rotary::right_positions(a));
+  return by_recipe(a, RightRotation::recipe_of(a), RightRotation::right_positions(a));
 }
 // Tables as the run holds them: some contracts round them to its dtype.
 Tables table_in_contract(const Asked& a, const Tables& t) {
@@ -147,11 +148,11 @@ Tensor tables_of_pairs(const Asked& a, double) {
 }
 
 Tensor with_recipe(const Asked& a, const RotaryRecipe& recipe) {
-  return turned(a, by_recipe(a, recipe, Rotary::right_positions(a)));
+  return turned(a, by_recipe(a, recipe, RightRotation::right_positions(a)));
 }
 // Values of theta that families have, but for the model's own.
 std::vector<double> bases(const Asked& a) {
-  const double own = Rotary::recipe_of(a).theta, dim = as_fp64(a.model().recipe.head_dim);
+  const double own = RightRotation::recipe_of(a).theta, dim = as_fp64(a.model().recipe.head_dim);
   std::vector<double> all = {1e4,     1e5,     5e5,      1e6,      5e6, 1e7,
                              2 * own, own / 2, 10 * own, own / 10, 1e3, 1e8};
   // The base that grows with a longer context (NTK-aware scaling).
@@ -162,52 +163,55 @@ std::vector<double> bases(const Asked& a) {
   return all;
 }
 Tensor other_base(const Asked& a, double base) {
-  RotaryRecipe recipe = Rotary::recipe_of(a);
+  RotaryRecipe recipe = RightRotation::recipe_of(a);
   recipe.theta = base;
   return with_recipe(a, recipe);
 }
-bool is_scaled(const Asked& a) { return Rotary::recipe_of(a).type != "default"; }
+bool is_scaled(const Asked& a) { return RightRotation::recipe_of(a).type != "default"; }
 Tensor scaling_left_out(const Asked& a, double) {
-  return is_scaled(a) ? with_recipe(a, {.theta = Rotary::recipe_of(a).theta}) : Tensor();
+  return is_scaled(a) ? with_recipe(a, {.theta = RightRotation::recipe_of(a).theta}) : Tensor();
 }
 // Frequencies by another scaling factor; cos and sin keep their magnitude or take that of the new
 // factor.
 Tensor with_factor(const Asked& a, double factor, bool own_magnitude) {
-  if (!is_scaled(a) || Rotary::recipe_of(a).factor == 1) return {};
-  RotaryRecipe recipe = Rotary::recipe_of(a);
+  if (!is_scaled(a) || RightRotation::recipe_of(a).factor == 1) return {};
+  RotaryRecipe recipe = RightRotation::recipe_of(a);
   recipe.factor = factor;
-  const std::vector<double> f = recipe.frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
-  return turned(a, tables_of(a, Rotary::right_positions(a), f,
-                             (own_magnitude ? Rotary::recipe_of(a) : recipe).magnitude()));
+  const std::vector<double> f =
+      recipe.frequencies(a.model().recipe.head_dim, RightRotation::length_of(a));
+  return turned(a, tables_of(a, RightRotation::right_positions(a), f,
+                             (own_magnitude ? RightRotation::recipe_of(a) : recipe).magnitude()));
 }
 Tensor scaling_twice(const Asked& a, double) {
-  return with_factor(a, Rotary::recipe_of(a).factor * Rotary::recipe_of(a).factor, true);
+  return with_factor(a, RightRotation::recipe_of(a).factor * RightRotation::recipe_of(a).factor,
+                     true);
 }
 Tensor scaling_inverted(const Asked& a, double) {
-  return with_factor(a, 1 / Rotary::recipe_of(a).factor, true);
+  return with_factor(a, 1 / RightRotation::recipe_of(a).factor, true);
 }
 Tensor linear_scaling(const Asked& a, double) {
-  if (!is_scaled(a) || Rotary::recipe_of(a).type == "linear") return {};
+  if (!is_scaled(a) || RightRotation::recipe_of(a).type == "linear") return {};
   return with_recipe(a, {.type = "linear",
-                         .theta = Rotary::recipe_of(a).theta,
-                         .factor = Rotary::recipe_of(a).factor});
+                         .theta = RightRotation::recipe_of(a).theta,
+                         .factor = RightRotation::recipe_of(a).factor});
 }
 Tensor magnitude_left_out(const Asked& a, double) {
-  const double magnitude = Rotary::recipe_of(a).magnitude();
+  const double magnitude = RightRotation::recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos / magnitude, t.sin / magnitude});
 }
 Tensor magnitude_twice(const Asked& a, double) {
-  const double magnitude = Rotary::recipe_of(a).magnitude();
+  const double magnitude = RightRotation::recipe_of(a).magnitude();
   const Tables t = right_tables(a);
   return magnitude == 1 ? Tensor() : turned(a, {t.cos * magnitude, t.sin * magnitude});
 }
 // Tables by changed frequencies, `change` by pair.
 Tensor with_frequencies(const Asked& a, auto change) {
-  std::vector<double> f =
-      Rotary::recipe_of(a).frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
+  std::vector<double> f = RightRotation::recipe_of(a).frequencies(a.model().recipe.head_dim,
+                                                                  RightRotation::length_of(a));
   for (size_t j = 0; j < f.size(); ++j) f[j] = change(j, f[j]);
-  return turned(a, tables_of(a, Rotary::right_positions(a), f, Rotary::recipe_of(a).magnitude()));
+  return turned(a, tables_of(a, RightRotation::right_positions(a), f,
+                             RightRotation::recipe_of(a).magnitude()));
 }
 Tensor frequencies_in(const Asked& a, DType dtype) {
   return with_frequencies(a, [dtype](size_t, double f) { return round_to(f, dtype); });
@@ -230,29 +234,30 @@ std::vector<double> other_dims(const Asked& a) {
 Tensor exponent_of_dims(const Asked& a, double dims) {
   if (is_scaled(a)) return {};
   return with_frequencies(a, [&](size_t j, double) {
-    return std::pow(Rotary::recipe_of(a).theta, -2 * as_fp64(j) / dims);
+    return std::pow(RightRotation::recipe_of(a).theta, -2 * as_fp64(j) / dims);
   });
 }
 // p f_j in 16 bits: the angle, not its cosine.
 Tensor angles_in(const Asked& a, DType dtype) {
-  const double magnitude = Rotary::recipe_of(a).magnitude();
-  const Tensor angle = a.in_dtype(at::outer(a.tensor(Rotary::right_positions(a)),
-                                            a.tensor(Rotary::recipe_of(a).frequencies(
-                                                a.model().recipe.head_dim, Rotary::length_of(a)))),
-                                  dtype);
+  const double magnitude = RightRotation::recipe_of(a).magnitude();
+  const Tensor angle =
+      a.in_dtype(at::outer(a.tensor(RightRotation::right_positions(a)),
+                           a.tensor(RightRotation::recipe_of(a).frequencies(
+                               a.model().recipe.head_dim, RightRotation::length_of(a)))),
+                 dtype);
   return turned(a, {angle.cos() * magnitude, angle.sin() * magnitude});
 }
 Tensor angles_in_bf16(const Asked& a, double) { return angles_in(a, DType::bf16); }
 Tensor angles_in_fp16(const Asked& a, double) { return angles_in(a, DType::f16); }
 Tensor frequencies_reversed(const Asked& a, double) {
-  const std::vector<double> all =
-      Rotary::recipe_of(a).frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
+  const std::vector<double> all = RightRotation::recipe_of(a).frequencies(
+      a.model().recipe.head_dim, RightRotation::length_of(a));
   return with_frequencies(a, [&](size_t j, double) { return all[all.size() - 1 - j]; });
 }
 std::vector<double> frequency_shifts(const Asked&) { return {1, -1}; }
 Tensor frequencies_shifted(const Asked& a, double by) {
   return with_frequencies(a, [&](size_t, double f) {
-    return f * std::pow(Rotary::recipe_of(a).theta, -by / as_fp64(pairs_of(a)));
+    return f * std::pow(RightRotation::recipe_of(a).theta, -by / as_fp64(pairs_of(a)));
   });
 }
 Tensor tables_in(const Asked& a, DType dtype) {
@@ -279,8 +284,9 @@ Tensor first_dims(const Asked& a, double share) {
   const int64_t dim = a.model().recipe.head_dim;
   const int64_t some = static_cast<int64_t>(share * as_fp64(dim)) / 2 * 2;
   if (some < 2 || some >= dim) return {};
-  const Tables t = tables_of(a, Rotary::right_positions(a),
-                             Rotary::recipe_of(a).frequencies(some, Rotary::length_of(a)), 1);
+  const Tables t =
+      tables_of(a, RightRotation::right_positions(a),
+                RightRotation::recipe_of(a).frequencies(some, RightRotation::length_of(a)), 1);
   const Tensor x = a.input(0);
   return at::cat({turned(a, x.narrow(-1, 0, some), t), x.narrow(-1, some, dim - some)}, -1);
 }
@@ -390,15 +396,17 @@ constexpr Hypothesis kRope[] = {
 
 }  // namespace
 
-const RotaryRecipe& Rotary::recipe_of(const Asked& a) { return a.model().recipe.rotary; }
-int64_t Rotary::length_of(const Asked& a) { return *std::ranges::max_element(a.op().call.lengths); }
-std::vector<double> Rotary::right_positions(const Asked& a) {
+const RotaryRecipe& RightRotation::recipe_of(const Asked& a) { return a.model().recipe.rotary; }
+int64_t RightRotation::length_of(const Asked& a) {
+  return *std::ranges::max_element(a.op().call.lengths);
+}
+std::vector<double> RightRotation::right_positions(const Asked& a) {
   std::vector<double> positions;
   for (const int64_t p : a.positions()) positions.push_back(as_fp64(p));
   return positions;
 }
-at::Tensor Rotary::at_positions(const Asked& a, const std::vector<double>& positions) {
-  return turned(a, by_recipe(a, Rotary::recipe_of(a), positions));
+at::Tensor RightRotation::at_positions(const Asked& a, const std::vector<double>& positions) {
+  return turned(a, by_recipe(a, RightRotation::recipe_of(a), positions));
 }
 
 std::span<const Hypothesis> rope_hypotheses() { return kRope; }

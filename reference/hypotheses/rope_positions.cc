@@ -26,11 +26,11 @@ using at::Tensor;
 // that has the largest sum over pairs of Re(conj(x e^(i p f_j)) y).
 std::vector<double> told_positions(const Asked& a) {
   constexpr int64_t kMostRows = 64, kMostPositions = 8192;
-  if (a.rows() > kMostRows || Rotary::recipe_of(a).magnitude() != 1) return {};
-  const std::vector<double> f =
-      Rotary::recipe_of(a).frequencies(a.model().recipe.head_dim, Rotary::length_of(a));
+  if (a.rows() > kMostRows || RightRotation::recipe_of(a).magnitude() != 1) return {};
+  const std::vector<double> f = RightRotation::recipe_of(a).frequencies(
+      a.model().recipe.head_dim, RightRotation::length_of(a));
   std::vector<double> tried;
-  for (int64_t p = -64; p < std::min(2 * Rotary::length_of(a) + 64, kMostPositions); ++p)
+  for (int64_t p = -64; p < std::min(2 * RightRotation::length_of(a) + 64, kMostPositions); ++p)
     tried.push_back(as_fp64(p));
   const Tensor angle = at::outer(a.tensor(tried), a.tensor(f));
   const auto x = a.input(0).chunk(2, -1), y = a.got().view(a.input(0).sizes()).chunk(2, -1);
@@ -48,7 +48,7 @@ std::vector<double> told_positions(const Asked& a) {
 // neighbour in the pass or in the batch.
 std::vector<double> offsets(const Asked& a) {
   std::vector<double> all = {-1, 1, -2, 2};
-  const std::vector<double> told = told_positions(a), right = Rotary::right_positions(a);
+  const std::vector<double> told = told_positions(a), right = RightRotation::right_positions(a);
   std::map<double, size_t> times;
   for (size_t i = 0; i < told.size(); ++i) ++times[told[i] - right[i]];
   for (const auto& [by, count] : times)
@@ -56,9 +56,9 @@ std::vector<double> offsets(const Asked& a) {
   return all;
 }
 Tensor position_off(const Asked& a, double by) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   for (double& p : positions) p += by;
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 // The first position that each row's request has in this pass.
 std::vector<double> starts(const Asked& a) {
@@ -72,34 +72,34 @@ std::vector<double> starts(const Asked& a) {
 }
 // A prompt in one chunk begins at 0 either way: later chunks and generated tokens tell.
 Tensor restarted(const Asked& a, double) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   const std::vector<double> first = starts(a);
   for (size_t i = 0; i < positions.size(); ++i) positions[i] -= first[i];
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 // Positions made of the row's index: right for one prompt alone in its pass.
 Tensor by_row_number(const Asked& a, double) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = as_fp64(i);
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 // One number of the request, its length, taken for a number of each row.
 Tensor last_position(const Asked& a, double) {
   std::vector<double> positions;
   for (const int64_t length : a.op().call.lengths) positions.push_back(as_fp64(length - 1));
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
-Tensor first_position(const Asked& a, double) { return Rotary::at_positions(a, starts(a)); }
+Tensor first_position(const Asked& a, double) { return RightRotation::at_positions(a, starts(a)); }
 std::vector<double> positions_beside(const Asked& a) { return Asked::neighbours_among(a.rows()); }
 std::vector<double> other_requests(const Asked& a) { return Asked::neighbours_among(a.requests()); }
 Tensor of_other_row(const Asked& a, double by) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   const auto n = std::ssize(positions);
   if (n < 2 || (by == 0 && n != 2)) return {};
   if (by == 0) by = 1;
   std::rotate(positions.begin(), positions.begin() + (n + static_cast<int64_t>(by)) % n,
               positions.end());
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 // Position i of the request before it in the pass, for row i of each.
 Tensor of_other_request(const Asked& a, double by) {
@@ -119,12 +119,12 @@ Tensor of_other_request(const Asked& a, double by) {
         (std::ssize(all) + static_cast<int64_t>(r) + static_cast<int64_t>(by)) % n);
     for (size_t i = 0; i < all[r].size(); ++i) positions.push_back(all[other][0] + as_fp64(i));
   }
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 Tensor changed_positions(const Asked& a, auto change) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = change(i, positions[i]);
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 std::vector<double> position_factors(const Asked&) { return {0.5, 2, 0.25, 4, 0.125, 8}; }
 // Interpolation of positions, as for a longer context, or of a scaling that was inverted.
@@ -133,9 +133,10 @@ Tensor positions_times(const Asked& a, double factor) {
 }
 std::vector<double> position_counts(const Asked& a) {
   std::vector<double> all;
-  for (int64_t count = 2; count < Rotary::length_of(a); count *= 2) all.push_back(as_fp64(count));
+  for (int64_t count = 2; count < RightRotation::length_of(a); count *= 2)
+    all.push_back(as_fp64(count));
   const auto page = as_fp64(a.op().page_size);
-  if (page > 1 && page < as_fp64(Rotary::length_of(a)) && std::ranges::count(all, page) == 0)
+  if (page > 1 && page < as_fp64(RightRotation::length_of(a)) && std::ranges::count(all, page) == 0)
     all.push_back(page);
   return all;
 }
@@ -159,22 +160,22 @@ Tensor positions_from_end(const Asked& a, double) {
 // The result tells positions of some order that none above has. Rows that are all moved by one
 // number are said so above, whichever rows of the pass they are.
 Tensor told_positions_tried(const Asked& a, double) {
-  const std::vector<double> told = told_positions(a), right = Rotary::right_positions(a);
+  const std::vector<double> told = told_positions(a), right = RightRotation::right_positions(a);
   std::set<double> moved_by;
   for (size_t i = 0; i < told.size(); ++i)
     if (told[i] != right[i]) moved_by.insert(told[i] - right[i]);
-  return moved_by.size() < 2 ? Tensor() : Rotary::at_positions(a, told);
+  return moved_by.size() < 2 ? Tensor() : RightRotation::at_positions(a, told);
 }
 // Positions held in a float of few bits: bf16 has 8, and 257 is 256 in it.
 std::vector<double> position_bits(const Asked&) { return {4, 5, 6, 7, 8, 9, 10, 11}; }
 Tensor positions_rounded(const Asked& a, double bits) {
-  std::vector<double> positions = Rotary::right_positions(a);
+  std::vector<double> positions = RightRotation::right_positions(a);
   for (double& p : positions) {
     const int extra =
         static_cast<int>(std::bit_width(static_cast<uint64_t>(p))) - static_cast<int>(bits);
     if (extra > 0) p = std::ldexp(std::nearbyint(std::ldexp(p, -extra)), extra);
   }
-  return Rotary::at_positions(a, positions);
+  return RightRotation::at_positions(a, positions);
 }
 
 constexpr Hypothesis kPositions[] = {

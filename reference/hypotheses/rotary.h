@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-struct Rotary {
+struct RightRotation {
   static const RotaryRecipe& recipe_of(const Asked& a);
   // The longest context of the pass: tables that depend on the length (dynamic, longrope) are made
   // for it.
