@@ -27,6 +27,7 @@ constexpr Family kFamilies[] = {
 const Family& family_of(const ModelConfig& config) {
   for (const Family& family : kFamilies)
     if (family.architecture == config.architecture) return family;
+  // Named from the table, so that a new row is in the sentence too.
   std::array<std::string_view, std::size(kFamilies)> known;
   std::ranges::transform(kFamilies, known.begin(), &Family::architecture);
   fail("the architecture {} has no reference, and {} have one: use a checkpoint of one of these",

@@ -82,6 +82,7 @@ const Family& family_of(const JsonValue& fields) {
   const std::string& name = list[0].text();
   const auto* family = std::find_if(kFamilies.begin(), kFamilies.end(),
                                     [&](const Family& row) { return row.architecture == name; });
+  // Named from the table, so that a new row is in the sentence too.
   std::array<std::string_view, kFamilies.size()> known;
   std::ranges::transform(kFamilies, known.begin(), &Family::architecture);
   check(family != kFamilies.end(),
