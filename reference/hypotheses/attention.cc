@@ -52,11 +52,18 @@ std::vector<double> told_scales(const Asked& a) {
     return (attend(a, how).view(got.sizes()) - got).square().nansum(at::IntArrayRef{0, 2});
   };
   Tensor low = a.tensor(std::vector<double>(a.model().recipe.heads, std::log(0.25))), high = -low;
+  constexpr double kInner = 0.381966011250105;  // each inner point is one of the next step's too
+  Tensor left = low + (high - low) * kInner, right = low + high - left;
+  Tensor off_left = off(left), off_right = off(right);
   for (int step = 0; step < 14; ++step) {
-    const Tensor left = low + (high - low) * 0.382, right = low + (high - low) * 0.618;
-    const Tensor is_left = off(left) < off(right);
+    const Tensor is_left = off_left < off_right;
     high = at::where(is_left, right, high);
     low = at::where(is_left, low, left);
+    const Tensor known = at::where(is_left, left, right), next = low + high - known;
+    const Tensor off_known = at::where(is_left, off_left, off_right), off_next = off(next);
+    left = at::where(is_left, next, known), right = at::where(is_left, known, next);
+    off_left = at::where(is_left, off_next, off_known);
+    off_right = at::where(is_left, off_known, off_next);
   }
   const Tensor log = (low + high) / 2;
   const auto rounded = [](const Tensor& one) {
