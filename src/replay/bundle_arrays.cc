@@ -3,8 +3,9 @@
 // .npy files.
 #include "src/replay/bundle_arrays.h"
 
+#include <zlib.h>
+
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <filesystem>
@@ -14,7 +15,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
-#include "kernels/base/utf8.h"
 #include "kernels/files/text.h"
 #include "src/weights/safetensors.h"
 
@@ -82,18 +82,8 @@ Shape shape_of(const std::string& text, const std::string& name) {
 
 // The checksum of the zip format.
 uint32_t crc32_of(std::string_view bytes) {
-  static const std::array<uint32_t, 256> table = [] {
-    std::array<uint32_t, 256> of_byte{};
-    for (uint32_t i = 0; i < of_byte.size(); ++i) {
-      uint32_t crc = i;
-      for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320 : 0);
-      of_byte[i] = crc;
-    }
-    return of_byte;
-  }();
-  uint32_t crc = ~uint32_t{0};
-  for (const char byte : bytes) crc = (crc >> 8) ^ table[(crc ^ byte_of(byte)) & 0xFF];
-  return ~crc;
+  return static_cast<uint32_t>(
+      crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
 // A file of a zip archive that is stored as it is. Offsets are those of the zip format: 8 flags, of
