@@ -74,7 +74,7 @@ FOREIGN = [
     (r"(imm|x86)intrin\.h|cpuid\.h", {"kernels"}),
     (r"boost/math/", {"src"}),
     (r"hdf5|H5", {"traces"}),
-    (r"zlib\.h", {"traces"}),
+    (r"zlib\.h", {"traces", "src/replay"}),
     (r"xxhash\.h", {"kernels", "probes", "traces", "src/weights"}),
     (r"pcre2|utf8proc", {"src/weights"}),
     (r"torch/|ATen/|c10/", {"reference", "src/collectives"}),
