@@ -16,6 +16,9 @@
 namespace lockstep {
 namespace {
 
+// An op whose error would show by so many budgets in a place that is right is not where it is made.
+constexpr double kManyTimes = 10;
+
 // Where each point rounds: as the trace declares or was asked for, and as its accumulator says.
 std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
                                                      const RunFacts& facts,
@@ -195,20 +198,24 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-// Two wrong places that one hidden op leads to are one error.
-void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const {
+// Two wrong places that one hidden op leads to are one error. They are two where another reader of
+// that op is right, and would have shown so large an error of it many times over.
+void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {
-    const auto found = blamed.find({index_of(hidden), outcome.request});
-    if (found == blamed.end()) continue;
+    const auto found = of_hidden.find({index_of(hidden), outcome.request});
+    if (found == of_hidden.end() || found->second.finding < 0 ||
+        found->second.error > kManyTimes * found->second.shows_from)
+      continue;
     outcome.verdict = Verdict::propagated;
-    outcome.ancestor = found->second;
+    outcome.ancestor = found->second.finding;
+    led_back.insert(outcome.place);
     return;
   }
 }
 
 // A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
-// after it. A finding over a region of hidden ops blames them too.
+// after it. A finding over a region of hidden ops blames them too, and a right one clears them.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
@@ -217,15 +224,22 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     const size_t chosen = pending.outcomes.size() > 1 ? op_judge.contracts().chosen(place) : 0;
     NodeOutcome outcome = std::move(pending.outcomes[chosen]);
     if (outcome.overflows) ++overflowing[pending.place];
+    const bool right = outcome.verdict == Verdict::bitwise || outcome.verdict == Verdict::rounding;
+    // What its budget is by the size of its row, of an element that is known.
+    const double from = outcome.t1 > 0 ? outcome.of_row / outcome.t1 : 0;
     grade(outcome, origin);
     const std::vector<Place> region = outcome.finding.region;
+    const double error = outcome.finding.of_row;
     lead_back(outcome, region);
     error_map.add(judged.errors, place, pending.row_shape, outcome);
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
     if (found) origin.finding = finding;
-    for (const Place& hidden : region)
-      if (found) blamed.try_emplace({index_of(hidden), pending.request}, finding);
+    for (const Place& hidden : region) {
+      OfHidden& of = of_hidden[{index_of(hidden), pending.request}];
+      if (found && of.finding < 0) of.finding = finding, of.error = error;
+      if (right && from > 0) of.shows_from = std::min(of.shows_from, from);
+    }
   }
   ancestry.set(pending.place, pending.request, origin);
   return found;

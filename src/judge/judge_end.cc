@@ -234,6 +234,14 @@ void Judge::State::note_regions() {
                             width == op_judge.widened_by().end() ? "they are known bit for bit"
                                                                  : shown_from(p, width->second)));
   }
+  if (led_back.empty()) return;
+  const size_t more = led_back.size() - 1;
+  ledger.note(fmt::format(
+      "{}{} over {} budget too, by what an error found before may have brought in an op that both "
+      "read and the trace does not have: whether it has one of its own cannot be told until that "
+      "is right",
+      text_of(ledger.places()[*led_back.begin()]),
+      more == 0 ? " is" : fmt::format(" and {} more are", more), more == 0 ? "its" : "their"));
 }
 
 std::vector<std::string> Judge::State::not_covered() const {
