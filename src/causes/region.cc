@@ -27,8 +27,8 @@ constexpr int64_t kMostRows = 512;
 constexpr size_t kMostOps = 40;
 // A hypothesis that leaves so much of the mean square of what is wrong is no cause.
 constexpr double kFar = 0.5;
-// Of what right hidden arithmetic is off, known by 16 samples to a fifth, so many deviations are
-// allowed: half as many as in the budget that found the place wrong.
+// So many deviations of right hidden arithmetic, known by 16 samples to a fifth, are allowed: less
+// than half as many as in the budget that found the place wrong.
 constexpr double kNoiseDeviations = 4;
 
 // The results of the ops of a region, hidden ones in fp64.

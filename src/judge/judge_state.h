@@ -133,14 +133,21 @@ struct Judge::State {
   std::vector<bool> awaited;
   std::optional<PassInWork> work;
   size_t next_part = 0, remembered = 0;  // of the pass in work
-  // What the pass that is settled shows of a hidden place by the regions that it is in.
+  // A hidden place, as the regions that it is in show it in the pass that is settled.
   struct OfHidden {
     int finding = -1;  // the first of these regions'; -1: none
     double error = 0;  // the worst that this one has, by the size of its row
     double shows_from = std::numeric_limits<double>::infinity();  // the least that a right one has
   };
-  std::map<std::pair<int, int32_t>, OfHidden>
-      of_hidden;                          // by the index of the place and the request
+  // By the index of the place and the request.
+  //
+  //     attn.norm (hidden) -> attn.v        right, and would show a small error of attn.norm
+  //                        -> attn.k_rope   wrong: by an op between the two
+  //                        -> mlp.residual  wrong: by an op of its own as well
+  //
+  // Were attn.v not recorded, both could be wrong by attn.norm, and the second is led back to the
+  // first.
+  std::map<std::pair<int, int32_t>, OfHidden> of_hidden;
   std::set<int> led_back;                 // places whose errors may be those before them
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
