@@ -128,6 +128,11 @@ TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
     std::set<std::string> wrong_points;
     for (const auto& other : result["findings"])
       if (other["layer"] == 0) wrong_points.insert(other["point"]);
+    const std::string rule = finding["rule"];
+    EXPECT_EQ(rule.find("within the wider budget of one that rounds as") != std::string::npos,
+              name == std::string("no_eps"))
+        << rule;
+    EXPECT_EQ(rule.find("right if it rounds as"), std::string::npos) << rule;
     // V is right, and so is the norm that K and Q are made of: each has an error of its own.
     EXPECT_EQ(wrong_points.contains("mlp.residual"),
               first == std::string("mlp.residual") || name == std::string("late_rope"));
