@@ -20,6 +20,9 @@ struct RunFacts {
 // The text of the provenance that says who computes products: "oneDNN 2.6.3", "cuBLASLt".
 inline constexpr const char* kMatmulFact = "matmul";
 
+// Is there where the engine computed several ops at once, of which none can be put right alone.
+inline constexpr const char* kFusedFact = "fused_ops";
+
 // Throws Error when the trace declares a size that is none.
 RunFacts run_facts_of(const Manifest& manifest);
 

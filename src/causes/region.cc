@@ -2,16 +2,19 @@
 // engine stores it, and once more with none rounded, as a fused kernel has it: where the engine did
 // the one or the other, the right chain ends within one rounding of what is recorded, and so does a
 // hypothesis that is the cause. That is asked of one, for a region's budget, which holds all that
-// hidden ops may round, would let many pass.
+// hidden ops may round, would let many pass. Beside the rounding it has room for what the fp32
+// arithmetic of hidden ops comes to there: nothing in 16 bits, and hundreds of roundings in fp32.
 #include "src/causes/region.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
 #include <utility>
 
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
+#include "src/judge/carried.h"
 #include "src/judge/contracts.h"
 #include "src/judge/pass_view.h"
 #include "traces/run_facts.h"
@@ -24,6 +27,9 @@ constexpr int64_t kMostRows = 512;
 constexpr size_t kMostOps = 40;
 // A hypothesis that leaves so much of the mean square of what is wrong is no cause.
 constexpr double kFar = 0.5;
+// So many deviations of right hidden arithmetic, known by 16 samples to a fifth, are allowed: less
+// than half as many as in the budget that found the place wrong.
+constexpr double kNoiseDeviations = 4;
 
 // The results of the ops of a region, hidden ones in fp64.
 using Values = std::vector<RecordedTensor>;
@@ -66,10 +72,11 @@ class Chain final : public RegionInPass {
     std::vector<size_t> rows;
   };
   enum Stores : uint8_t { rounded, unrounded };
-  // The oracle's answer of all rows, and, where it was asked for one, its budgets B.
+  // The oracle's answer of all rows, and, where it was asked for them, its budgets B, and the
+  // deviations of right fp32 kernels, whatever they store.
   struct Answer {
     bool wants_limit = false;
-    std::vector<double> want, limit;
+    std::vector<double> want, limit, deviation;
     Shape shape;
   };
 
@@ -82,6 +89,7 @@ class Chain final : public RegionInPass {
   bool ask_caches(const Op& op, const Place& cache, const Values& values, Question& question) const;
   void add_rows(size_t i, const OracleCall& call, Answer& answer);
   Answer answer_of(size_t i, const Question& question);
+  bool add_noise();
   bool run(size_t first, std::vector<bool> changed, const std::vector<bool>& given, Values& values,
            Stores stores, Answer* last);
   void put(size_t i, std::span<const double> numbers, const Shape& row_shape, Stores stores,
@@ -208,8 +216,16 @@ void Chain::add_rows(size_t i, const OracleCall& call, Answer& answer) {
   extents[0] = std::ssize(ops_[i].rows);
   answer.shape = Shape(extents);
   if (!call.for_budget) return;
-  const Budget budget = budget_of(ops_[i].place.point->op, exact, got_->dtype);
+  const bool last = i + 1 == ops_.size();
+  const DType stored = last ? got_->dtype : ops_[i].place.point->dtype_in(dtype_);
+  const Budget budget = budget_of(ops_[i].place.point->op, exact, stored);
   answer.limit.insert(answer.limit.end(), budget.limit.begin(), budget.limit.end());
+  for (size_t e = 0; e < exact.want.size(); ++e) {
+    const double spacing = ulp(exact.want[e], stored), in_fp32 = ulp(exact.want[e], DType::f32);
+    const double all = std::min(budget.variance[e], budget.limit[e] * budget.limit[e]);
+    const double inner = std::max(0.0, all - spacing * spacing / 12);
+    answer.deviation.push_back(std::sqrt(inner + in_fp32 * in_fp32 / 12));
+  }
 }
 
 // An attention is asked for a request at a time.
@@ -271,6 +287,42 @@ bool Chain::run(size_t first, std::vector<bool> changed, const std::vector<bool>
   return true;
 }
 
+// Right kernels of the hidden ops differ by their fp32 arithmetic. Errors of that size, drawn at
+// random, are sent through the chain, and the budgets get room for what comes of them.
+bool Chain::add_noise() {
+  const Values& right = right_[unrounded];
+  std::vector<std::vector<float>> errors;
+  for (size_t i = 0; i + 1 < ops_.size(); ++i) {
+    Question question;
+    if (!ask(i, right, question)) return false;
+    const Answer answer = answer_of(i, question);
+    errors.push_back(samples_of(answer.deviation, right[i].data.view().row_size(), i));
+  }
+  std::vector<double> squares(want_[unrounded].size());
+  for (int64_t s = 0; s < kErrorSamples; ++s) {
+    Values values = right;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      Question question;
+      if (!ask(i, values, question)) return false;
+      question.op.call.for_budget = false;
+      Answer answer = answer_of(i, question);
+      const bool last = i + 1 == ops_.size();
+      const size_t size = last ? 1 : right[i].data.view().row_size();
+      for (size_t e = 0; e < answer.want.size(); ++e)
+        if (last)
+          squares[e] += std::pow(answer.want[e] - want_[unrounded][e], 2);
+        else
+          answer.want[e] += errors[i][(e / size * kErrorSamples + s) * size + e % size];
+      if (!last) put(i, answer.want, Shape(answer.shape.extents().subspan(1)), unrounded, values);
+    }
+  }
+  for (std::vector<double>& limit : limit_)
+    for (size_t e = 0; e < squares.size(); ++e)
+      if (std::isfinite(squares[e]))
+        limit[e] += kNoiseDeviations * std::sqrt(squares[e] / kErrorSamples);
+  return true;
+}
+
 bool Chain::make(const Place& place, const std::vector<Place>& hidden,
                  const std::set<int32_t>& wrong) {
   got_ = pass_.find(*place.point, place.layer);
@@ -296,6 +348,7 @@ bool Chain::make(const Place& place, const std::vector<Place>& hidden,
     want_[stores] = std::move(last.want);
     limit_[stores] = std::move(last.limit);
   }
+  if (!add_noise()) return false;
   for (int64_t i = 0; i < got_->data.view().count(); ++i)
     stored_.push_back(value_at(got_->data, i));
   std::set<int32_t> requests;

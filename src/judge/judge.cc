@@ -6,15 +6,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <set>
 
 #include "kernels/base/check.h"
+#include "kernels/base/dtype.h"
 #include "src/judge/judge_state.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {
+
+// An op whose error would show by so many budgets in a place that is right is not where it is made.
+constexpr double kManyTimes = 10;
 
 // Where each point rounds: as the trace declares or was asked for, and as its accumulator says.
 std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
@@ -71,6 +77,35 @@ std::string past_context_text(const PassView& seen, int32_t request, int64_t pag
 bool makes_nan(const NodeOutcome& outcome) {
   return outcome.verdict == Verdict::nonfinite && !outcome.overflows && !outcome.passes_on &&
          std::isnan(outcome.finding.got);
+}
+
+// Bits are compared, since no NaN equals another.
+template <typename T>
+bool holds_fill(const TensorView& rows, int64_t row) {
+  const T fill = from_float<T>(std::numeric_limits<float>::quiet_NaN());
+  const T* first = rows.as<const T>() + row * rows.row_size();
+  return std::all_of(first, first + rows.row_size(),
+                     [&](const T& x) { return std::memcmp(&x, &fill, sizeof fill) == 0; });
+}
+
+// Where K or V is read back from the cache that an op was to write, a row that it did not has the
+// very bits that free slots are filled with; a NaN that was computed has other ones as a rule.
+void look_for_unwritten(const TensorView& rows, const NodeRows& node, NodeOutcome& outcome) {
+  if (rows.empty()) return;
+  std::vector<int64_t> positions;
+  for (int64_t r = 0; r < rows.rows(); ++r)
+    if (rows.dtype == DType::bf16  ? holds_fill<BFloat16>(rows, r)
+        : rows.dtype == DType::f16 ? holds_fill<Float16>(rows, r)
+                                   : rows.dtype == DType::f32 && holds_fill<float>(rows, r))
+      positions.push_back(node.rows[r].position);
+  if (positions.empty()) return;
+  outcome.verdict = Verdict::structural;
+  outcome.position = static_cast<int32_t>(positions.front());
+  outcome.finding.position = outcome.position;
+  outcome.finding.rule = fmt::format(
+      "nothing was written to the cache for {} of {} rows, position {} the first: each of its {} "
+      "numbers is the NaN that free slots hold",
+      positions.size(), rows.rows(), positions.front(), rows.row_size());
 }
 
 }  // namespace
@@ -139,6 +174,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
   std::vector<NodeOutcomes> all = op_judge.judge(place, ancestry.inputs(index), pass);
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   const std::vector<Place> region = op_judge.hidden().region_of(place);
+  const std::vector<Place> cached = manifest.graph.inputs_of({&point("attn.kv"), place.layer});
+  const bool is_cached = !region.empty() && std::ranges::count(cached, place) > 0;
   for (size_t n = 0; n < nodes.size(); ++n) {
     const NodeRows& node = nodes[n];
     for (NodeOutcome& outcome : all[n]) {
@@ -149,6 +186,9 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
       if (place.point->op == OpKind::attention && is_own_engine(manifest) && makes_nan(outcome))
         outcome.finding.rule += past_context_text(pass.seen, node.request, facts.page_size);
+      if (is_cached && is_own_engine(manifest) && makes_nan(outcome))
+        look_for_unwritten(SelectedRows(pass.seen.tensor(place, node.request), node.rows).view(),
+                           node, outcome);
     }
     if (all[n].front().unrecorded) unrecorded.push_back(missing_of(node, all[n].front(), place));
     if (all[n].size() > 1) {
@@ -195,20 +235,24 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-// Two wrong places that one hidden op leads to are one error.
-void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const {
+// Two wrong places that one hidden op leads to are one error. They are two where another reader of
+// that op is right, and would have shown so large an error of it many times over.
+void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {
-    const auto found = blamed.find({index_of(hidden), outcome.request});
-    if (found == blamed.end()) continue;
+    const auto found = of_hidden.find({index_of(hidden), outcome.request});
+    if (found == of_hidden.end() || found->second.finding < 0 ||
+        found->second.error > kManyTimes * found->second.shows_from)
+      continue;
     outcome.verdict = Verdict::propagated;
-    outcome.ancestor = found->second;
+    outcome.ancestor = found->second.finding;
+    led_back.insert(outcome.place);
     return;
   }
 }
 
 // A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
-// after it. A finding over a region of hidden ops blames them too.
+// after it. A finding over a region of hidden ops blames them too, and a right one clears them.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
   bool found = false;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
@@ -217,15 +261,22 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     const size_t chosen = pending.outcomes.size() > 1 ? op_judge.contracts().chosen(place) : 0;
     NodeOutcome outcome = std::move(pending.outcomes[chosen]);
     if (outcome.overflows) ++overflowing[pending.place];
+    const bool right = outcome.verdict == Verdict::bitwise || outcome.verdict == Verdict::rounding;
+    // Its budget by the size of its row, of an element that is known.
+    const double from = outcome.t1 > 0 ? outcome.of_row / outcome.t1 : 0;
     grade(outcome, origin);
     const std::vector<Place> region = outcome.finding.region;
+    const double error = outcome.finding.of_row;
     lead_back(outcome, region);
     error_map.add(judged.errors, place, pending.row_shape, outcome);
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
     if (found) origin.finding = finding;
-    for (const Place& hidden : region)
-      if (found) blamed.try_emplace({index_of(hidden), pending.request}, finding);
+    for (const Place& hidden : region) {
+      OfHidden& of = of_hidden[{index_of(hidden), pending.request}];
+      if (found && of.finding < 0) of.finding = finding, of.error = error;
+      if (right && from > 0) of.shows_from = std::min(of.shows_from, from);
+    }
   }
   ancestry.set(pending.place, pending.request, origin);
   return found;

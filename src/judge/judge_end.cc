@@ -133,10 +133,14 @@ void Judge::State::judge_contracts() {
     const OtherContracts tried = op_judge.other_contracts(ledger.places()[i]);
     const auto fits = [&](const OtherContracts::Other& other) { return other.fits == tried.tried; };
     const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
-    if (other != tried.others.end())
-      ledger.explain(
-          i, fmt::format("right if it rounds as {0} (all {1} nodes tried): --rounding {2}={0}",
-                         name_of(other->contract), tried.tried, ledger.places()[i].point->name));
+    if (other == tried.others.end()) continue;
+    // Where what it reads is hidden, each rounding on the way may turn, which allows other errors.
+    const bool wide = !op_judge.hidden().region_of(ledger.places()[i]).empty();
+    ledger.explain(
+        i, fmt::format(
+               "{3} {0} (all {1} nodes tried): --rounding {2}={0}", name_of(other->contract),
+               tried.tried, ledger.places()[i].point->name,
+               wide ? "within the wider budget of one that rounds as" : "right if it rounds as"));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)
@@ -234,6 +238,14 @@ void Judge::State::note_regions() {
                             width == op_judge.widened_by().end() ? "they are known bit for bit"
                                                                  : shown_from(p, width->second)));
   }
+  if (led_back.empty()) return;
+  const size_t more = led_back.size() - 1;
+  ledger.note(fmt::format(
+      "{}{} over {} budget too, by what an error found before may have brought in an op that both "
+      "read and the trace does not have: whether it has one of its own cannot be told until that "
+      "is right",
+      text_of(ledger.places()[*led_back.begin()]),
+      more == 0 ? " is" : fmt::format(" and {} more are", more), more == 0 ? "its" : "their"));
 }
 
 std::vector<std::string> Judge::State::not_covered() const {

@@ -250,7 +250,7 @@ std::vector<NodeId> Judge::State::judge_part() {
 std::vector<NodeId> Judge::State::settle(Judged& judged) {
   if (!std::exchange(judged.begun, true)) {
     ancestry.begin_pass();
-    blamed.clear();
+    of_hidden.clear();
   }
   std::vector<NodeId> flags;
   for (Pending& pending : judged.pending)

@@ -1,9 +1,11 @@
 // The state of a Judge from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -93,7 +95,7 @@ struct Judge::State {
   void end(const Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
-  void lead_back(NodeOutcome& outcome, const std::vector<Place>& region) const;
+  void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
   void judge_pool(size_t index);
   void judge_point(const Point& point);
   void judge_contracts();
@@ -131,9 +133,22 @@ struct Judge::State {
   std::vector<bool> awaited;
   std::optional<PassInWork> work;
   size_t next_part = 0, remembered = 0;  // of the pass in work
-  // The finding, of the pass that is settled, whose region a hidden place is in: by the index of
-  // the place and the request.
-  std::map<std::pair<int, int32_t>, int> blamed;
+  // A hidden place, as the regions that it is in show it in the pass that is settled.
+  struct OfHidden {
+    int finding = -1;  // the first of these regions'; -1: none
+    double error = 0;  // the worst that this one has, by the size of its row
+    double shows_from = std::numeric_limits<double>::infinity();  // the least that a right one has
+  };
+  // By the index of the place and the request.
+  //
+  //     attn.norm (hidden) -> attn.v        right, and would show a small error of attn.norm
+  //                        -> attn.k_rope   wrong: by an op between the two
+  //                        -> mlp.residual  wrong: by an op of its own as well
+  //
+  // Were attn.v not recorded, both could be wrong by attn.norm, and the second is led back to the
+  // first.
+  std::map<std::pair<int, int32_t>, OfHidden> of_hidden;
+  std::set<int> led_back;                 // places whose errors may be those before them
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place

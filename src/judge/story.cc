@@ -93,6 +93,11 @@ std::string diverged_story(const Result& result) {
 
 // How much was judged, why not all of it, and what else stands against calling it clean.
 std::string inconclusive_story(const Result& result, const Inconclusive& inconclusive) {
+  if (result.expected == 0 && result.hidden > 0)
+    return fmt::format(
+        "Nothing was judged: the {} nodes of the selection are not seen, but judged with those "
+        "that read them, which the notes name: select these",
+        result.hidden);
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
            "passes";

@@ -228,7 +228,8 @@ std::string next_text(const Result& result, const NextSteps& steps) {
   };
   // A finding that was confirmed already needs no proposal to do so.
   const bool alone = steps.serves && !steps.over_ranks;
-  if (alone && result.confirmations.empty())
+  // Nor can one be put right within ops that compute several.
+  if (alone && result.confirmations.empty() && !result.provenance.contains(kFusedFact))
     say("lockstep run ... --confirm", "proves it by putting the op right");
   if (alone && result.first->verdict == Verdict::nonfinite)
     say("lockstep run ... --modes poison", "whether slots past a context are read");

@@ -31,10 +31,22 @@
 namespace lockstep {
 namespace {
 
-Only::Wanted wanted_to_judge(const Graph& graph, const Selection& selection) {
+// A place that is not shown, as it lies within a user's fused op, is judged with those that read
+// it. So what it is made of is needed, back to what is shown.
+Only::Wanted wanted_to_judge(const Graph& graph, const JudgeOptions& judging) {
+  std::vector<Place> all = graph.places_to_judge(judging.selection);
   std::set<std::pair<int, int>> places;
-  for (const Place& place : graph.places_to_judge(selection))
-    places.emplace(place.point->order(), place.layer);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Place place = all[i];
+    if (!places.emplace(place.point->order(), place.layer).second) continue;
+    if (!judging.recorded || judging.recorded(place)) continue;
+    for (const Place& input : graph.inputs_of(place)) {
+      all.push_back(input);
+      // The cache that a hidden attention reads is made of what was written.
+      if (input.point->is_cache())
+        std::ranges::copy(graph.inputs_of(input), std::back_inserter(all));
+    }
+  }
   return [places = std::move(places)](const Point& point, int layer) {
     return places.contains({point.order(), layer});
   };
@@ -351,7 +363,7 @@ Result judge_run(const JudgedRun& run) {
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
   Followers followers{run, manifest.graph, judge, causes, budget, writer.get(), progress};
   LiveJudge live(judge, followers.options());
-  Only needed(live, wanted_to_judge(manifest.graph, run.judge.selection));
+  Only needed(live, wanted_to_judge(manifest.graph, judging));
   Auditor auditor(run.engine.page_size);
   Tee audited(needed, auditor);
   Sink& seen = run.audit ? static_cast<Sink&>(audited) : needed;

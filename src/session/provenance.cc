@@ -87,6 +87,8 @@ std::map<std::string, std::string> provenance_of(const Session& session,
     facts["user_ops"] = session.user_ops;
     facts["user_ops_xxh3"] = hash_of_file(session.user_ops_file);
   }
+  // Whoever proposes --confirm asks for it, and check_can_confirm() refuses the same.
+  if (session.engine.make_executor || !session.ops.fused.of_user.empty()) facts[kFusedFact] = "1";
   if (session.schedule) {
     facts["path"] = "instructions";
     facts["queues"] = std::to_string(session.schedule->queues);

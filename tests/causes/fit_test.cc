@@ -144,5 +144,22 @@ TEST(FitInRegion, WantsOneRounding) {
   EXPECT_EQ(lost.lost, 100);
 }
 
+// What hidden ops in fp32 may be off is in the budgets: a cause may be as far away and no further.
+TEST(FitInRegion, HasRoomForHiddenArithmetic) {
+  std::vector<double> want, got, cause, nearer, narrow, limit;
+  for (int i = 0; i < 200; ++i) {
+    const double x = 1 + (i * 0.37 - std::floor(i * 0.37)), spacing = ulp(x, DType::f32);
+    want.push_back(x);
+    cause.push_back(1.001 * x);
+    nearer.push_back(1.0009 * x);
+    got.push_back(round_to(1.001 * x + (i % 3 - 1) * 40 * spacing, DType::f32));
+    narrow.push_back(spacing / 2);
+    limit.push_back(spacing / 2 + 100 * spacing);
+  }
+  EXPECT_TRUE(fit_in_region({DType::f32, got, want, limit}, cause).explains());
+  EXPECT_FALSE(fit_in_region({DType::f32, got, want, limit}, nearer).explains());
+  EXPECT_FALSE(fit_in_region({DType::f32, got, want, narrow}, cause).explains());
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -108,6 +108,51 @@ TEST_F(PythonOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
   EXPECT_EQ(first["layer"], 0);
   // Without K and its norm, which are of the region of attn.k_rope.
   EXPECT_EQ(first["region"].size(), 12u) << first["region"];
+  // In fp32 its own sums are no more than noise beside the bug.
+  code = text_of(file);
+  code.replace(code.find("functional.silu("), 16, "functional.gelu(");
+  const std::string gelu = folder.write("gelu.py", code);
+  const Outcome other = run_with(gelu, "qwen3-default", "--dtype fp32 --fail-fast");
+  ASSERT_EQ(other.status, 1) << other.err;
+  EXPECT_NE(other.out.find("GELU"), std::string::npos) << other.out;
+  EXPECT_NE(other.out.find("in mlp.act, hidden in"), std::string::npos) << other.out;
+}
+
+// With the first op of a layer wrong, what else is cannot be told.
+TEST_F(PythonOps, OfAWholeLayerThatMayHideAFurtherErrorAreSaidTo) {
+  std::string code = text_of(source_path("tests/kernels/plugins/right_layer.py"));
+  for (const auto& [right, bug] :
+       {std::pair<std::string, std::string>("attn_norm, eps", "attn_norm, 1"),
+        {"functional.silu(", "functional.gelu("}}) {
+    ASSERT_NE(code.find(right), std::string::npos) << right;
+    code.replace(code.find(right), right.size(), bug);
+  }
+  const TempFolder folder;
+  const Outcome outcome = run_with(folder.write("wrong.py", code), "qwen3-default",
+                                   "--dtype bf16 --fail-fast --format json");
+  ASSERT_EQ(outcome.status, 1) << outcome.err;
+  const auto result = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(result["first"]["point"], "attn.v");
+  EXPECT_NE(result["notes"].dump().find("too, by what an error found before"), std::string::npos)
+      << result["notes"];
+}
+
+// The fact that nothing was written comes before what it makes of the numbers.
+TEST_F(PythonOps, OfAWholeLayerThatWriteNoKeysOfARowAreNamedByThat) {
+  std::string code = text_of(source_path("tests/kernels/plugins/right_layer.py"));
+  const std::string all = "wanted = slots >= 0";
+  ASSERT_NE(code.find(all), std::string::npos);
+  code.replace(code.find(all), all.size(), all + "\n    wanted[1:2] &= len(x) < 3");
+  const TempFolder folder;
+  const Outcome outcome =
+      run_with(folder.write("wrong.py", code), "qwen3-default", "--dtype bf16 --format json");
+  ASSERT_EQ(outcome.status, 1) << outcome.err;
+  const auto first = nlohmann::json::parse(outcome.out)["first"];
+  EXPECT_EQ(first["point"], "attn.v");
+  EXPECT_EQ(first["verdict"], "structural");
+  EXPECT_EQ(first["position"], 1);
+  const std::string rule = first["rule"];
+  EXPECT_TRUE(rule.starts_with("nothing was written to the cache for 1 of 7 rows")) << rule;
 }
 
 // The ten lines that the README shows, and the same with a tail that is left out of the mean.

@@ -125,7 +125,28 @@ TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
       if (place["point"] == first && place["layer"] == 0 && !place["looks_like"].empty())
         like = place["looks_like"][0]["says"];
     EXPECT_NE(like.find(at), std::string::npos) << like;
+    std::set<std::string> wrong_points;
+    for (const auto& other : result["findings"])
+      if (other["layer"] == 0) wrong_points.insert(other["point"]);
+    // V is right, and so is the norm that K and Q are made of: each has an error of its own.
+    EXPECT_EQ(wrong_points.contains("mlp.residual"),
+              first == std::string("mlp.residual") || name == std::string("late_rope"));
   }
+}
+
+// Only what works is proposed, and an op that is asked for alone is judged with all that it needs.
+TEST(UserOps, OfAWholeLayerAreSelectedByWhatIsSeen) {
+  const std::string wrong = "run --model " + data_path("bard-qwen3") +
+                            " --tokens 5,6,7,8 --max-new 1 --fail-fast --ops " +
+                            built_path("plugin_layer_wrong_scale.so --points ");
+  const Outcome seen = call_lockstep(wrong + "mlp.residual");
+  EXPECT_EQ(seen.status, 1) << seen.err;
+  EXPECT_NE(seen.out.find("layer 0 mlp.residual introduces"), std::string::npos) << seen.out;
+  EXPECT_EQ(seen.out.find("--confirm"), std::string::npos) << seen.out;
+  const Outcome hidden = call_lockstep(wrong + "mlp.act");
+  EXPECT_EQ(hidden.status, 2) << hidden.err;
+  EXPECT_NE(hidden.out.find("not seen, but judged with those that read them"), std::string::npos)
+      << hidden.out;
 }
 
 TEST(UserOps, OfAWholeLayerAreRefusedWhereSingleOpsAreAskedFor) {

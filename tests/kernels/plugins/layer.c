@@ -55,7 +55,7 @@ static void norm(double* y, const double* x, int64_t width, const DLTensor* weig
 // Norms and turns each head in place.
 static void turn(double* x, int64_t heads, int64_t dim, const DLTensor* weight, double eps,
                  const DLTensor* cos, const DLTensor* sin, int64_t position) {
-  const int64_t half = dim / 2, row = (position + (BUG == LATE_ROPE ? 1 : 0)) * half;
+  const int64_t half = dim / 2, row = (position - (BUG == LATE_ROPE && position > 0)) * half;
   for (double* head = x; head < x + heads * dim; head += dim) {
     if (weight != NULL) norm(head, head, dim, weight, eps);
     for (int64_t i = 0; i < half; ++i) {
