@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 
+#include <map>
 #include <set>
+#include <utility>
 
 #include "reference/bridge.h"
 #include "reference/hypotheses/values.h"
@@ -13,9 +15,15 @@
 
 namespace lockstep {
 
+// Bytes that what is made once may take in all: an attention of long requests has scores of several
+// GiB, which are rather computed anew.
+constexpr size_t kMostKept = size_t{256} << 20;
+
 struct Asked::Tensors {
   std::vector<at::Tensor> inputs;
   at::Tensor got;
+  std::map<std::pair<std::string, size_t>, at::Tensor> once;
+  size_t bytes = 0;  // of `once`
 };
 
 Asked::Asked(const OpInPass& op, const HeldModel& model)
@@ -26,6 +34,18 @@ Asked::~Asked() = default;
 
 at::Tensor Asked::widened(const TensorView& view) const {
   return as_dtype(to_torch(view).to(model_.weights.device()), DType::f64);
+}
+
+at::Tensor Asked::once(const std::string& name, size_t number,
+                       const std::function<at::Tensor()>& make) const {
+  const auto kept = tensors_->once.find({name, number});
+  if (kept != tensors_->once.end()) return kept->second;
+  const at::Tensor made = make();
+  if (tensors_->bytes + made.nbytes() <= kMostKept) {
+    tensors_->bytes += made.nbytes();
+    tensors_->once[{name, number}] = made;
+  }
+  return made;
 }
 
 // Widened when the first hypothesis wants it: most ask for one input, and are many.

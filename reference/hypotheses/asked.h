@@ -1,6 +1,7 @@
 // An op that hypotheses are asked about, as LibTorch sees it, and the rows of their tables.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,6 +42,10 @@ class Asked {
   const at::Tensor& got() const;
   at::Tensor right() const;  // as got
   at::Tensor widened(const TensorView& view) const;
+  // The tensor that `make` gives, the same for all hypotheses about the op: made when it is first
+  // asked for under this name and number; each time anew once all that is kept takes 256 MiB.
+  at::Tensor once(const std::string& name, size_t number,
+                  const std::function<at::Tensor()>& make) const;
   // The tensor of another place of the same pass; undefined where it was not kept.
   at::Tensor other(const Place& place) const;
   at::Tensor other(std::string_view point) const;  // of the op's layer

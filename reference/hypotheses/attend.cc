@@ -9,6 +9,9 @@
 //     -> mask (-inf), softmax over the keys
 //     -> weights v -> [queries, heads, dim]
 //
+// What no hook touches of a request is computed once for all hypotheses about the op (Asked::once):
+// most change what comes after the scores.
+//
 // A key that no row wrote is NaN. Such keys are computed as 0 and the queries that see one are made
 // NaN as a whole afterwards, since NaN times a weight of 0 would spoil queries that do not see it.
 #include "reference/hypotheses/attend.h"
@@ -100,8 +103,8 @@ class Attending {
     const KeysValues& cache = a_.op().caches.at(requests_[from]);
     auto& t = *part.tensors_;
     t.q = a_.input(0).narrow(0, first, count).transpose(0, 1);
-    t.k = a_.widened(cache.k).transpose(0, 1);
-    t.v = a_.widened(cache.v).transpose(0, 1);
+    t.k = a_.once("K", from, [&] { return a_.widened(cache.k).transpose(0, 1).contiguous(); });
+    t.v = a_.once("V", from, [&] { return a_.widened(cache.v).transpose(0, 1).contiguous(); });
     std::vector<double> positions;
     for (const int64_t row : rows_[r])
       positions.push_back(as_fp64(a_.op().call.rows[row].position + moved));
@@ -159,19 +162,31 @@ class Attending {
     t.v = padded(t.v, all);
     t.keys = at::arange(all, t.q.options()).unsqueeze(0);
     if (how_.other) part = how_.other(part);
+    const bool usual_cache = !how_.other && !how_.extra && how_.kv_head.empty() &&
+                             how_.cache_of == 0 && how_.length_of == 0 && !how_.cache_of_first;
+    const auto made = [&](bool usual, const char* name, const std::function<at::Tensor()>& make) {
+      return usual ? a_.once(name, part.number, make) : make();
+    };
     // By default causal, within the layer's window. The masks broadcast to [queries, keys].
     const at::Tensor seen =
         how_.mask ? how_.mask(part) : (part.keys() <= part.positions()) & part.in_window();
-    const at::Tensor unread = part.k().isnan().any(-1).logical_or(part.v().isnan().any(-1));
-    const at::Tensor k = by_head(part.k().nan_to_num()), v = by_head(part.v().nan_to_num());
+    const at::Tensor unread = made(usual_cache, "unread", [&] {
+      return part.k().isnan().any(-1).logical_or(part.v().isnan().any(-1));
+    });
+    const auto finite = [this](const at::Tensor& x) { return by_head(x.nan_to_num()); };
+    const at::Tensor v = made(usual_cache, "finite V", [&] { return finite(part.v()); });
     const at::Tensor& q = part.tensors_->q;
-    at::Tensor scores = scores_of(how_.query ? how_.query(q) : q, k);
+    const bool usual_scores = usual_cache && !how_.query && how_.scale < 0;
+    at::Tensor scores = made(usual_scores, "scores", [&] {
+      const at::Tensor k = made(usual_cache, "finite K", [&] { return finite(part.k()); });
+      return scores_of(how_.query ? how_.query(q) : q, k);
+    });
     if (how_.scores) scores = how_.scores(scores);
     if (how_.bias) scores = scores + how_.bias(part);
     scores = scores.masked_fill(seen.logical_not().unsqueeze(0), kNever);
     at::Tensor out;
     if (how_.mix) {
-      out = how_.mix(scores, v);
+      out = how_.mix(part, scores, v);
     } else {
       const at::Tensor p = how_.softmax ? how_.softmax(scores) : at::softmax(scores, -1);
       // The eager chain stores the weights in the run's dtype; no other contract that is computed

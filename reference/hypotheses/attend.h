@@ -48,7 +48,7 @@ struct Attention {
   // Weights [heads, queries, keys] of masked scores, and then the result of weights and V [heads,
   // keys, dim].
   std::function<at::Tensor(const at::Tensor& scores)> softmax;
-  std::function<at::Tensor(const at::Tensor& scores, const at::Tensor& v)> mix;
+  std::function<at::Tensor(const Part&, const at::Tensor& scores, const at::Tensor& v)> mix;
   // A query that sees no key may also give NaN, as 0 / 0 is: where that was stored, it does.
   bool unseen_may_be_nan = false;
   // How many requests further on in the pass the cache, or the length, is another's; 0: its own.

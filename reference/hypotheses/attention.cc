@@ -181,7 +181,13 @@ Tensor without_window(const Asked& a, double) {
 }
 // Kernels that divide keys among blocks (split-K, flash-decoding) lose the last part when its
 // number is rounded down, and all but the first when nobody merges them.
-std::vector<double> splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
+// A split that holds the longest context is the whole of it.
+std::vector<double> splits(const Asked& a) {
+  const auto longest = as_fp64(*std::ranges::max_element(a.op().call.lengths));
+  std::vector<double> all = {4, 8, 16, 32, 64, 128, 256, 512};
+  std::erase_if(all, [=](double size) { return size >= longest; });
+  return all;
+}
 Tensor last_split_left_out(const Asked& a, double size) {
   Attention how;
   how.mask = [size](const Part& p) {

@@ -60,7 +60,7 @@ ToldKeys told_keys(const Asked& a, bool last) {
     number = part.number;
     return part;
   };
-  how.mix = [&](const Tensor& scores, const Tensor& v) {
+  how.mix = [&](const Part&, const Tensor& scores, const Tensor& v) {
     const Tensor score = scores.select(1, scores.size(1) - 1);
     const Tensor weight = (score - score.amax(-1, true)).exp().unsqueeze(-1);
     const auto turned = [&](const Tensor& x) { return last ? x.flip(1) : x; };

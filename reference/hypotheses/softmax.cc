@@ -13,12 +13,14 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <numbers>
 
 #include "reference/hypotheses/attend.h"
+#include "reference/hypotheses/values.h"
 
 namespace lockstep {
 namespace {
@@ -90,7 +92,25 @@ Tensor weights_in_fp16(const Asked& a, double) {
   return with_softmax(a, [&](const Tensor& s) { return a.in_dtype(weights(s), DType::f16); });
 }
 
-std::vector<double> key_splits(const Asked&) { return {4, 8, 16, 32, 64, 128, 256, 512}; }
+// Splits that a context fills.
+std::vector<double> key_splits(const Asked& a) {
+  const int64_t length = *std::ranges::max_element(a.op().call.lengths);
+  std::vector<double> all = {4, 8, 16, 32, 64, 128, 256, 512};
+  std::erase_if(all, [=](double size) { return size >= as_fp64(length); });
+  return all;
+}
+
+// The results of `of` for each split of the keys, [splits, ...]. Kept for all ways to merge splits
+// of a size, whose scores are the right ones.
+Tensor of_splits(const Asked& a, const std::string& name, int64_t size, const Part& part,
+                 int64_t keys, const std::function<Tensor(int64_t first, int64_t count)>& of) {
+  return a.once(fmt::format("{} of splits of {}", name, size), part.number, [&] {
+    std::vector<Tensor> all;
+    for (int64_t first = 0; first < keys; first += size)
+      all.push_back(of(first, std::min(size, keys - first)));
+    return at::stack(all);
+  });
+}
 
 // Splits of the keys, each with its mean of V and the log of its sum, and with the weight that
 // `weigh` gives it: [splits, heads, queries] of the logs and of the largest scores there.
@@ -99,23 +119,23 @@ Tensor merged(const Asked& a, double size,
               const std::function<Tensor(const Tensor& mean)>& stored) {
   bool several = false;
   Attention how;
-  how.mix = [&](const Tensor& scores, const Tensor& v) {
-    std::vector<Tensor> means, logs, tops;
-    const auto step = static_cast<int64_t>(size);
-    several = several || scores.size(-1) > step;
-    for (int64_t first = 0; first < scores.size(-1); first += step) {
-      const int64_t count = std::min(step, scores.size(-1) - first);
-      const Tensor part = scores.narrow(-1, first, count);
-      means.push_back(stored(at::bmm(weights(part).nan_to_num(), v.narrow(1, first, count))));
-      logs.push_back(at::logsumexp(part, -1));
-      tops.push_back(part.amax(-1));
-    }
-    const Tensor log = at::stack(logs), top = at::stack(tops);
+  how.mix = [&](const Part& p, const Tensor& scores, const Tensor& v) {
+    const int64_t step = as_count(size), keys = scores.size(-1);
+    several = several || keys > step;
+    const auto part = [&](int64_t first, int64_t count) { return scores.narrow(-1, first, count); };
+    const Tensor mean = of_splits(a, "mean", step, p, keys, [&](int64_t first, int64_t count) {
+      return at::bmm(weights(part(first, count)).nan_to_num(), v.narrow(1, first, count));
+    });
+    const Tensor log = of_splits(a, "log", step, p, keys, [&](int64_t first, int64_t count) {
+      return at::logsumexp(part(first, count), -1);
+    });
+    const Tensor top = of_splits(a, "top", step, p, keys, [&](int64_t first, int64_t count) {
+      return part(first, count).amax(-1);
+    });
     // A split in which a query sees no key has a top of -inf and no weight.
-    const Tensor none = top.isinf();
-    const Tensor w = at::where(none, at::zeros_like(top), weigh(log, top));
+    const Tensor w = at::where(top.isinf(), at::zeros_like(top), weigh(log, top));
     const Tensor share = (w / w.sum(0, true)).unsqueeze(-1);
-    return (share * at::stack(means)).sum(0);
+    return (share * stored(mean)).sum(0);
   };
   const Tensor out = attend(a, how);
   return several ? out : Tensor();
@@ -179,7 +199,7 @@ Tensor online(const Asked& a, double size, Forgotten what, Stored stored = {}) {
   const auto step = static_cast<int64_t>(size);
   bool several = false;
   Attention how;
-  how.mix = [&](const Tensor& scores, const Tensor& v) {
+  how.mix = [&](const Part&, const Tensor& scores, const Tensor& v) {
     Tensor m, l, y;
     several = several || scores.size(-1) > step;
     for (int64_t first = 0; first < scores.size(-1); first += step) {
