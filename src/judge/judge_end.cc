@@ -29,12 +29,13 @@ std::string shown_from(const Point& p, const OpJudge::Width& width) {
 }  // namespace
 
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
-// not every op was judged, or an overflow is due, perhaps from that.
+// not every op was judged, or an overflow is due, perhaps from that. Hidden ops too may be wrong by
+// less than shows in their regions.
 void Judge::State::judge_choices() {
   // An op at fault explains every token after it.
   if (ledger.any_finding()) return;
-  const bool of_all =
-      options.selection.is_everything() && ledger.main_reason().empty() && overflowing.empty();
+  const bool of_all = options.selection.is_everything() && ledger.main_reason().empty() &&
+                      overflowing.empty() && op_judge.widened_by().empty();
   const double scale = options.limit_scale;
   for (const LogitsComparison::Doubt& doubt : logits.doubts()) {
     const Statistic& statistic = doubt.statistic;

@@ -110,8 +110,9 @@ std::string inconclusive_story(const Result& result, const Inconclusive& inconcl
   else if (!inconclusive.complete)
     text += ", but the trace lacks a part of its run";
   if (!inconclusive.unexplained.empty())
-    text += fmt::format("; {}, so an op that was not judged is wrong: let all be judged",
-                        inconclusive.unexplained);
+    text += fmt::format("; {}, so an op that was not {} is wrong: let all be {}",
+                        inconclusive.unexplained, result.hidden > 0 ? "recorded" : "judged",
+                        result.hidden > 0 ? "recorded" : "judged");
   if (!inconclusive.undecided.empty()) text += "; but " + inconclusive.undecided;
   return text;
 }

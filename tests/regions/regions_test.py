@@ -13,7 +13,7 @@ import cases
 import outcomes
 from bugs import BUGS
 from cases import Setting
-from outcomes import CLEAN, LATER, RIGHT
+from outcomes import CLEAN, LATER, RIGHT, UNSURE
 from selections import SELECTIONS, Regions, suspects
 from variants import VARIANTS
 
@@ -58,6 +58,9 @@ class Judged(unittest.TestCase):
                 (QWEN25, "attn-residual-missing", ["modules"]),
                 (FP32, "act-gelu", ["six"])):
             self.check(setting, BUGS[name], selections, {RIGHT, LATER})
+
+    def test_tokens_alone_name_no_op_where_a_region_is_wide(self):
+        self.check(QWEN25, BUGS["rope-frequencies-in-bf16"], ["six"], {UNSURE})
 
 
 class Graph(unittest.TestCase):
