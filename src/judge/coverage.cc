@@ -47,10 +47,12 @@ void RunCoverage::begin(const PassInfo& pass) {
 void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
-  const std::map<int32_t, int32_t> before = lengths_;
+  std::map<int32_t, int32_t> before;  // of the requests of this pass alone
   asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
   for (const PassRow& r : pass.rows) {
-    int32_t& length = lengths_[r.row.request];
+    const auto [known, fresh] = lengths_.try_emplace(r.row.request, 0);
+    int32_t& length = known->second;
+    if (!fresh) before.try_emplace(r.row.request, length);
     preempted_ = preempted_ || r.row.position < length;
     length = std::max(length, r.row.position + 1);
     ++queries[r.row.request];
