@@ -160,8 +160,10 @@ class Soak:
 
         def watch() -> None:
             while shown := shown_on(terminal):
+                memory = resident_mb(process.pid)  # 0: it has ended
                 for done, total in re.findall(r"(\d+) of (\d+) tokens", shown)[-1:]:
-                    by_requests.append((count * int(done) / int(total), resident_mb(process.pid)))
+                    if memory > 0:
+                        by_requests.append((count * int(done) / int(total), memory))
         watcher = threading.Thread(target=watch)
         watcher.start()
         out, _ = process.communicate()
