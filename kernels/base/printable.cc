@@ -27,13 +27,15 @@ uint32_t point_of(std::string_view character) {
 
 // Control characters, and those that break a line or change the order in which it is shown. C0, DEL
 // and C1; zero-width characters and marks of direction; separators of lines, embeddings and
-// overrides; invisible operators and isolates; the byte order mark.
+// overrides; invisible operators and isolates; the byte order mark; and the code points that are no
+// characters, the last two of each plane and 32 more.
 bool is_printable(uint32_t point) {
   const auto within = [point](uint32_t first, uint32_t last) {
     return first <= point && point <= last;
   };
   return !within(0, 0x1F) && !within(0x7F, 0x9F) && !within(0x200B, 0x200F) &&
-         !within(0x2028, 0x202E) && !within(0x2060, 0x206F) && point != 0xFEFF;
+         !within(0x2028, 0x202E) && !within(0x2060, 0x206F) && point != 0xFEFF &&
+         !within(0xFDD0, 0xFDEF) && (point & 0xFFFE) != 0xFFFE;
 }
 
 std::string escaped(uint32_t point) {

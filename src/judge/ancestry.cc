@@ -39,8 +39,15 @@ Ancestry::Origin Ancestry::of_inputs(size_t place, int32_t request) const {
 }
 
 void Ancestry::set(size_t place, int32_t request, const Origin& origin) {
-  origins_[{place, request}] = origin;
-  if (is_cache_[place]) cached_[{place, request}] = origin;
+  // Nearly all of a run is right, and a place and request without an origin have that one.
+  const auto keep = [&](std::map<Key, Origin>& kept) {
+    if (origin.finding < 0 && origin.overflow < 0)
+      kept.erase({place, request});
+    else
+      kept[{place, request}] = origin;
+  };
+  keep(origins_);
+  if (is_cache_[place]) keep(cached_);
 }
 
 }  // namespace lockstep

@@ -47,14 +47,16 @@ void RunCoverage::begin(const PassInfo& pass) {
 void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
-  const std::map<int32_t, int32_t> before = lengths_;
+  std::map<int32_t, int32_t> before;  // of the requests of this pass alone
   asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
   for (const PassRow& r : pass.rows) {
+    const auto known = lengths_.find(r.row.request);
+    const bool opens = first.try_emplace(r.row.request, r.row.position).second;
+    if (opens && known != lengths_.end()) before.insert(*known);
     int32_t& length = lengths_[r.row.request];
     preempted_ = preempted_ || r.row.position < length;
     length = std::max(length, r.row.position + 1);
     ++queries[r.row.request];
-    first.try_emplace(r.row.request, r.row.position);
     decodes_ = decodes_ || r.phase == Phase::decode;
   }
   for (const auto& [request, count] : queries) {

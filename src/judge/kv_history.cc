@@ -66,9 +66,7 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     const uint64_t hash = hash_of(both.data(), both.size());
 
     const uint64_t key = key_of(layer, prefix(rows[i]));
-    std::vector<uint64_t>& hashes = written_[key];
-    std::erase(hashes, hash);
-    hashes.push_back(hash);
+    write_version(key, hash);
     std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
     const size_t position = rows[i].position;
     if (own.size() <= position) own.resize(position + 1);
@@ -80,6 +78,29 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
   }
   forget_gone();
   forget_of_ended();
+}
+
+void KvHistory::write_version(uint64_t key, uint64_t hash) {
+  const auto [latest, fresh] = written_.try_emplace(key, hash);
+  if (fresh || latest->second == hash) return;
+  std::vector<uint64_t>& earlier = earlier_[key];
+  std::erase(earlier, hash);
+  earlier.push_back(std::exchange(latest->second, hash));
+}
+
+void KvHistory::forget_version(uint64_t key, uint64_t hash) {
+  const auto latest = written_.find(key);
+  if (latest == written_.end()) return;
+  const auto earlier = earlier_.find(key);
+  if (earlier != earlier_.end()) {
+    if (latest->second == hash)
+      latest->second = earlier->second.back(), earlier->second.pop_back();
+    else
+      std::erase(earlier->second, hash);
+    if (earlier->second.empty()) earlier_.erase(earlier);
+  } else if (latest->second == hash) {
+    written_.erase(latest);
+  }
 }
 
 void KvHistory::keep(uint64_t hash, uint64_t key, const Writer& writer,
@@ -151,10 +172,7 @@ void KvHistory::forget_of_ended() {
       gone_of_ended_.push_back(hash);
       continue;
     }
-    const auto versions = written_.find(found->second.key);
-    if (versions != written_.end() && std::erase(versions->second, hash) > 0 &&
-        versions->second.empty())
-      written_.erase(versions);
+    forget_version(found->second.key, hash);
     contents_.erase(found);
   }
 }
@@ -168,9 +186,8 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     if (inherited == inherited_.end() || position >= inherited->second) continue;
     // Rows that some request wrote for these tokens are held to that; only what is unknown is taken
     // as it was read.
-    if (versions(layer, rows[i])) continue;
     const uint64_t key = key_of(layer, prefix(rows[i]));
-    written_[key] = {hashes[i]};
+    if (!written_.try_emplace(key, hashes[i]).second) continue;
     std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
     if (own.size() <= position) own.resize(position + 1);
     own[position] = hashes[i];
@@ -180,14 +197,18 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
   }
 }
 
-const std::vector<uint64_t>* KvHistory::versions(int layer, const Row& row) const {
-  const auto found = written_.find(key_of(layer, prefix(row)));
-  return found == written_.end() ? nullptr : &found->second;
+std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {
+  const uint64_t key = key_of(layer, prefix(row));
+  const auto latest = written_.find(key);
+  if (latest == written_.end()) return {};
+  if (latest->second == hash) return true;
+  const auto earlier = earlier_.find(key);
+  return earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0;
 }
 
 uint64_t KvHistory::latest(int layer, const Row& row) const {
-  const std::vector<uint64_t>* hashes = versions(layer, row);
-  return hashes ? hashes->back() : 0;
+  const auto found = written_.find(key_of(layer, prefix(row)));
+  return found == written_.end() ? 0 : found->second;
 }
 
 uint64_t KvHistory::in_slot(int layer, int64_t slot) const {
@@ -260,10 +281,10 @@ WrongRows KvHistory::compare(int layer, std::span<const Row> rows,
     const int64_t index = i;
     // Another request with the same text may have written it, or the same one before it was
     // preempted.
-    const std::vector<uint64_t>* legal = versions(layer, rows[i]);
+    const std::optional<bool> legal = is_legal(layer, rows[i], hashes[i]);
     if (!legal) {
       if (found.unknown++ == 0) found.first_unknown = index;
-    } else if (std::ranges::count(*legal, hashes[i]) == 0) {
+    } else if (!*legal) {
       found.wrong.push_back(index);
     }
   }

@@ -97,12 +97,14 @@ class KvHistory {
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
   };
-  // All that is legal there; the last one was written last. Null: nothing was written.
-  const std::vector<uint64_t>* versions(int layer, const Row& row) const;
+  // Whether that hash is legal there. Nothing: nothing was written.
+  std::optional<bool> is_legal(int layer, const Row& row, uint64_t hash) const;
   void put_token(int32_t request, size_t position, int32_t token);
   void keep(uint64_t hash, uint64_t key, const Writer& writer, std::span<const char> bytes);
   // The content is in that slot of the layer now, and what was there is not.
   void put_into_slot(uint64_t hash, int layer, int64_t slot);
+  void write_version(uint64_t key, uint64_t hash);
+  void forget_version(uint64_t key, uint64_t hash);
   void forget_gone();
   void forget_of_ended();
   const std::vector<char>* bytes_of(uint64_t hash) const;
@@ -118,8 +120,11 @@ class KvHistory {
   std::map<int32_t, size_t> inherited_;                         // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
-  std::unordered_map<uint64_t, std::vector<uint64_t>> written_;  // by (layer, prefix)
-  std::unordered_map<uint64_t, Content> contents_;               // by hash
+  // The hash of what was written last by (layer, prefix); and of what was written there before, in
+  // that order, where there is any, which is seldom.
+  std::unordered_map<uint64_t, uint64_t> written_;
+  std::unordered_map<uint64_t, std::vector<uint64_t>> earlier_;
+  std::unordered_map<uint64_t, Content> contents_;  // by hash
   // By (layer, request), by position: what the request itself wrote last, 0: nothing. Nearly all
   // that is read is that, and this finds it without a lookup for each row.
   std::map<std::pair<int, int32_t>, std::vector<uint64_t>> own_;

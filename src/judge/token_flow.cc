@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "probes/digest.h"
@@ -106,7 +107,7 @@ void TokenFlow::end(const Pass& pass) {
       for (size_t j = 0; top.row == row && j < top.ids.size(); ++j)
         if (top.values[j] == top.values[0] && top.ids[j] != token)
           chosen.ties.push_back(top.ids[j]);
-    chosen_by_text_[text_at(row.request, row.position)].insert(token);
+    chosen_by_text_.emplace(text_at(row.request, row.position), token);
   }
 }
 
@@ -127,13 +128,20 @@ std::vector<TokenFlow::Fed> TokenFlow::fed_of(const RequestInfo& info) const {
   return found == fed_.end() || info.prompt.empty() ? std::vector<Fed>{} : found->second;
 }
 
+std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) const {
+  const auto least = chosen_by_text_.lower_bound({text, std::numeric_limits<int32_t>::min()});
+  if (least == chosen_by_text_.end() || least->first != text) return {};
+  if (chosen_by_text_.contains({text, token})) return {};
+  return least->second;
+}
+
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});
-  const auto others = chosen_by_text_.find(fed.before);
+  const std::optional<int32_t> other = other_choice(fed.before, fed.token);
   if (p < prompt) {
     wanted = info.prompt[p];
   } else if (p - prompt < info.forced.size()) {
@@ -142,9 +150,8 @@ void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
   } else if (!info.sampled && own != chosen_.end()) {
     wanted = own->second.token;
     from = fmt::format("position {} chose", fed.position - 1);
-  } else if (!info.sampled && others != chosen_by_text_.end() &&
-             !others->second.contains(fed.token)) {
-    wanted = *others->second.begin();
+  } else if (!info.sampled && other) {
+    wanted = other;
     from = "who had the same tokens chose";
   }
   // The draw is the engine's to state, and is known once the run has ended.
@@ -285,9 +292,7 @@ std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const
       const size_t position = info.prompt.size() + i;
       if (position < given || text_at(info.id, static_cast<int32_t>(position)) != 0) continue;
       if (!answered_.contains(text)) return choice_of(position);
-      const auto chosen = chosen_by_text_.find(text);
-      if (!info.sampled && chosen != chosen_by_text_.end() &&
-          !chosen->second.contains(info.tokens[i]))
+      if (!info.sampled && other_choice(text, info.tokens[i]))
         return fmt::format("token {} of request {} is named {}, which no logits of the trace chose",
                            i, info.id, info.tokens[i]);
     }

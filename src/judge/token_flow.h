@@ -1,9 +1,9 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -58,6 +58,8 @@ class TokenFlow {
   void put(int32_t request, int32_t position, int32_t token);
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;
+  // The least token that anybody chose behind that text, where nobody chose this one.
+  std::optional<int32_t> other_choice(uint64_t text, int32_t token) const;
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
   // The first choice that the request's lists, where it has any, do not have.
@@ -73,9 +75,9 @@ class TokenFlow {
   // A number that stands for all tokens up to a position: requests with the same ones share it, for
   // what one of them chose may be fed to the others. By request, by position.
   std::map<int32_t, std::vector<uint64_t>> texts_;
-  std::map<int32_t, std::vector<int32_t>> tokens_;                  // by request, by position
-  std::unordered_set<uint64_t> answered_;                           // texts that got logits
-  std::unordered_map<uint64_t, std::set<int32_t>> chosen_by_text_;  // by anybody
+  std::map<int32_t, std::vector<int32_t>> tokens_;         // by request, by position
+  std::unordered_set<uint64_t> answered_;                  // texts that got logits
+  std::set<std::pair<uint64_t, int32_t>> chosen_by_text_;  // (text, token), by anybody
   int64_t vocabulary_ = 0;  // tokens that logits are of; 0: none were seen
   bool continues_ = true;
 };

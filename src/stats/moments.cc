@@ -15,6 +15,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "src/stats/mutant.h"
 
@@ -216,8 +217,27 @@ Slices::Worst Slices::misrounded(double tail) const {
 }
 
 bool DistinctMoments::add(uint64_t row_hash, const Moments& row) {
-  if (!rows_.insert(row_hash).second) return false;
+  if (!insert(row_hash)) return false;
   sum_.add(row);
+  return true;
+}
+
+// Three quarters of the places are taken at most, so that a search ends soon.
+bool DistinctMoments::insert(uint64_t row_hash) {
+  if (row_hash == 0) row_hash = 1;  // 0 stands for a free place
+  if (4 * (rows_ + 1) > 3 * std::ssize(places_)) {
+    const std::vector<uint64_t> before =
+        std::exchange(places_, std::vector<uint64_t>(std::max<size_t>(8, 2 * places_.size())));
+    rows_ = 0;
+    for (const uint64_t hash : before)
+      if (hash != 0) insert(hash);
+  }
+  // Rows that a pool takes by their hash have low bits alike: all bits decide on the place.
+  size_t at = (row_hash * 0x9E3779B97F4A7C15 >> 32) % places_.size();
+  while (places_[at] != 0 && places_[at] != row_hash) at = (at + 1) % places_.size();
+  if (places_[at] == row_hash) return false;
+  places_[at] = row_hash;
+  ++rows_;
   return true;
 }
 

@@ -115,8 +115,15 @@ std::vector<SafeTensors> open_files(const std::string& dir) {
   return open_sharded(dir, index);
 }
 
+// The path of the file that has the tensor.
+std::string file_of(const std::string& tensor, const std::vector<SafeTensors>& files) {
+  const auto found = std::ranges::find_if(
+      files, [&](const SafeTensors& file) { return file.tensors().contains(tensor); });
+  return found == files.end() ? "" : found->path();
+}
+
 void check_tensors(const std::map<std::string, TensorView>& tensors, const ModelConfig& config,
-                   const std::string& dir) {
+                   const std::string& dir, const std::vector<SafeTensors>& files) {
   const std::map<std::string, Shape> needed = needed_tensors(config);
   for (const auto& [name, shape] : needed) {
     const auto found = tensors.find(name);
@@ -124,24 +131,25 @@ void check_tensors(const std::map<std::string, TensorView>& tensors, const Model
           "the checkpoint \"{}\" has no tensor \"{}\", which its config.json asks for; fetch it "
           "again",
           dir, name);
-    check(found->second.shape == shape,
+    if (found->second.shape != shape)
+      fail(
           "tensor \"{}\" of \"{}\" has the shape {} and config.json asks for {}; the two do not "
-          "belong "
-          "together",
-          name, dir, found->second.shape.text(), shape.text());
+          "belong together",
+          name, file_of(name, files), found->second.shape.text(), shape.text());
     // One dtype for all: weights of two would be cast in part, and nobody could say to what.
-    check(found->second.dtype == config.dtype,
+    if (found->second.dtype != config.dtype)
+      fail(
           "tensor \"{}\" of \"{}\" is stored as {} and config.json declares {}; correct its "
           "\"dtype\"",
-          name, dir, name_of(found->second.dtype), name_of(config.dtype));
+          name, file_of(name, files), name_of(found->second.dtype), name_of(config.dtype));
   }
   // A bias or a layer that nobody reads would be left out of the model without a word.
   for (const auto& [name, tensor] : tensors)
-    check(needed.contains(name) || is_ballast(name, config),
-          "the checkpoint \"{}\" has a tensor \"{}\", for which its config.json has no use; the "
-          "two do "
-          "not belong together",
-          dir, shown(name));
+    if (!needed.contains(name) && !is_ballast(name, config))
+      fail(
+          "\"{}\" has a tensor \"{}\", for which its config.json has no use; the two do not belong "
+          "together",
+          file_of(name, files), shown(name));
 }
 
 template <typename T>
@@ -185,10 +193,10 @@ Checkpoint Checkpoint::open(const std::string& dir) {
   checkpoint.files_ = open_files(dir);
   for (const SafeTensors& file : checkpoint.files_)
     for (const auto& [name, tensor] : file.tensors())
-      check(checkpoint.tensors_.emplace(name, tensor).second,
-            "tensor \"{}\" is in two files of \"{}\"; fetch the checkpoint again", shown(name),
-            dir);
-  check_tensors(checkpoint.tensors_, checkpoint.config_, dir);
+      if (!checkpoint.tensors_.emplace(name, tensor).second)
+        fail("tensor \"{}\" is in two files, \"{}\" and \"{}\"; fetch the checkpoint again",
+             shown(name), file_of(name, checkpoint.files_), file.path());
+  check_tensors(checkpoint.tensors_, checkpoint.config_, dir, checkpoint.files_);
   // A copy of the embedding that may differ from it: tied means that nobody reads it.
   if (checkpoint.config_.tied) checkpoint.tensors_.erase(std::string(kHead));
   return checkpoint;

@@ -57,6 +57,28 @@ class ByHand(unittest.TestCase):
             self.assertEqual(work.trouble_of_ended(ended, ()), "", arguments[0])
             self.assertNotIn("q" * 81, ended.err, arguments[0])
 
+    def test_a_long_path_keeps_its_begin_and_its_end(self) -> None:
+        long = "first" + "q" * 5000 + "last"
+        ended = work.call([LOCKSTEP, "inspect", long])
+        self.assertEqual(work.trouble_of_ended(ended, ()), "")
+        self.assertIn("first", ended.err)
+        self.assertIn("qqqlast: a trace was wanted", ended.err)
+        self.assertLess(len(ended.err), 400)
+
+    def test_a_tensor_is_named_with_its_file(self) -> None:
+        model = self.model(DATA + "/tiny/qwen3-untied-sharded")
+        index = json.loads((model / "model.safetensors.index.json").read_text())["weight_map"]
+        config = json.loads((model / "config.json").read_text())
+        for changed, tensor in (({"vocab_size": config["vocab_size"] + 1}, "lm_head.weight"),
+                                ({"num_hidden_layers": 1, "layer_types": None},
+                                 "model.layers.1.")):
+            (model / "config.json").write_text(json.dumps({**config, **changed}))
+            ended = work.call([LOCKSTEP, "model", str(model)])
+            self.assertEqual(work.trouble_of_ended(ended, ()), "")
+            self.assertIn(tensor, ended.err)
+            named = next(name for name in index if f'"{name}"' in ended.err)
+            self.assertIn(str(model / index[named]), ended.err)
+
     def test_a_result_that_lost_its_end_is_refused(self) -> None:
         for name in ("x.h5", "x.journal", "x.trace"):
             trace = self.folder / name

@@ -41,7 +41,7 @@ GLIBC_ENDS = "cannot allocate memory for thread-local data: ABORT"
 class Tried:
     name: str
     trouble: str
-    by_glibc: bool = False  # ended as nobody but glibc can help
+    apart: str = ""  # what is counted apart from those that ended well: that it was not tried, ...
 
 
 Trial = Callable[[], Tried]
@@ -85,9 +85,10 @@ class Faults:
         """Where no memory is left to be cleared up with, a file of a name of its own may stay."""
         tried = self.one(f"allocation {n} fails{' and all after it' * stays}", task,
                          {"TROUBLE_ALLOC": str(n), "TROUBLE_STAYS": str(stays)})
-        tried.by_glibc = tried.trouble.startswith("status 127: ") and GLIBC_ENDS in tried.trouble
+        if tried.trouble.startswith("status 127: ") and GLIBC_ENDS in tried.trouble:
+            return Tried(tried.name, "", "ended by glibc")
         part = stays and tried.trouble.startswith("left behind: ") and ".part'" in tried.trouble
-        return Tried(tried.name, "", tried.by_glibc) if part or tried.by_glibc else tried
+        return Tried(tried.name, "") if part else tried
 
     def judged(self, name: str, task: Work, folder: Path, ended: Ended, accepted=(0,)) -> Tried:
         trouble = (work.trouble_of_ended(ended, accepted)
@@ -301,7 +302,7 @@ class Faults:
                       f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} "
                       f"&& exec {command}"])
         if "unshare" in ended.err or "mount:" in ended.err:
-            return Tried(f"{task.name}: read-only (not tried: no mount)", "")
+            return Tried(f"{task.name}: read-only", "", "not tried: no mount")
         return self.judged("read-only", task, folder, ended, ())
 
 
@@ -325,11 +326,12 @@ def try_class(faults: Faults, kind: str, jobs: int) -> int:
     """Prints each that did not end well, and how many there were; returns the former."""
     begin, counts = time.monotonic(), Counter()
     for tried in in_order(getattr(faults, kind)(), jobs):
-        counts["trouble" if tried.trouble else "glibc" if tried.by_glibc else "well"] += 1
+        counts["trouble" if tried.trouble else tried.apart or "ended well"] += 1
         if tried.trouble:
             print(f"{kind}: {tried.name}: {tried.trouble}", flush=True)
-    glibc = f"  ended by glibc {counts['glibc']}" if counts["glibc"] else ""
-    print(f"{kind:14} tried {counts.total():5}  ended well {counts['well']:5}{glibc}  "
+    apart = "".join(f"  {what} {count}" for what, count in sorted(counts.items())
+                    if what not in ("trouble", "ended well"))
+    print(f"{kind:14} tried {counts.total():5}  ended well {counts['ended well']:5}{apart}  "
           f"{time.monotonic() - begin:.1f} s", flush=True)
     return counts["trouble"]
 

@@ -12,7 +12,9 @@ import argparse
 import hashlib
 import json
 import os
+import pty
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,9 +34,10 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive",
 # the beginning, and what they came to is kept for the end.
 MOST_GROWTH_PER_1000 = 0.5
 # MB from three to nine tenths of 2,000 judged requests. What the judge knows of each until the
-# end (its tokens, what it was fed and chose, how sure that was) is under 3 kB; who wrote the last
-# 16,384 rows of K and V that are gone, and where errors lie in the first 16,384 rows, reach their
-# bounds on the way; and what is freed between such pieces is not given back.
+# end (its tokens, what it was fed and chose, how sure that was) is 1.5 kB; who wrote the last
+# 16,384 rows of K and V that are gone, where errors lie in the first 16,384 rows, and which rows of
+# a place were seen reach their bounds on the way (6 MB); and memory is taken by huge pages of 2 MB,
+# of which those that are free in part are not given back.
 MOST_GROWTH_OF_JUDGED = 12
 
 
@@ -85,6 +88,14 @@ def generate(lockstep: Path, model: str, path: str, more: list[str],
     return answers, curve
 
 
+def shown_on(terminal: int) -> str:
+    """What was written to a terminal since; "" when nobody has its other end open."""
+    try:
+        return os.read(terminal, 1 << 16).decode(errors="replace")
+    except OSError:  # so Linux says the end
+        return ""
+
+
 def key_of(answer: dict) -> tuple[int, int]:
     return answer["request"], answer["sample"]
 
@@ -130,43 +141,45 @@ class Soak:
         return trouble_of_curve(curve) if self.whole else ""
 
     def run(self) -> str:
-        """Memory of a judged run by time: its requests end one after the other."""
+        """Memory of a judged run by how far it says that it is: requests end one after another."""
         count = 2000 if self.whole else 40
         rng = random.Random(5)
         made = [{"id": f"r{i}", "max_new": rng.randint(1, 3),
                  "tokens": [rng.randint(1, 300) for _ in range(rng.randint(2, 8))]}
                 for i in range(count)]
         told = self.folder / "run.json"
+        terminal, its_end = pty.openpty()  # where the run shows how many tokens it has computed
         process = subprocess.Popen(
             [self.lockstep, "run", "-m", self.tiny, "--requests",
              file_of(self.folder, "run.jsonl", made), "--dtype", "fp32", "--pages", "16",
-             "--page-size", "4", "--max-batch", "4", "--json", str(told), "-q"],
-            stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        begin, curve = time.monotonic(), []
-        over = threading.Event()
+             "--page-size", "4", "--max-batch", "4", "--json", str(told)],
+            stdout=subprocess.PIPE, stderr=its_end, text=True,
+            env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "200"})
+        os.close(its_end)
+        by_requests = []
 
         def watch() -> None:
-            while not over.wait(0.25):
-                if (now := resident_mb(process.pid)) > 0:
-                    curve.append((time.monotonic() - begin, now))
+            while shown := shown_on(terminal):
+                memory = resident_mb(process.pid)  # 0: it has ended
+                for done, total in re.findall(r"(\d+) of (\d+) tokens", shown)[-1:]:
+                    if memory > 0:
+                        by_requests.append((count * int(done) / int(total), memory))
         watcher = threading.Thread(target=watch)
         watcher.start()
         out, _ = process.communicate()
-        over.set()
         watcher.join()
-        seconds = time.monotonic() - begin
-        # Requests by time: they take alike, and what opens and ends the run is little.
-        by_requests = [(round(count * at / seconds), mb) for at, mb in curve]
-        tenths = [min(by_requests, key=lambda of, i=i: abs(of[0] - i * count // 10))
-                  for i in range(1, 11)] if by_requests else []
-        print(f"  {count} requests in {seconds:.0f} s; requests and MB:",
-              " ".join(f"{n}:{mb:.1f}" for n, mb in tenths))
+        os.close(terminal)
+
+        def megabytes_at(requests: int) -> float:
+            return min(by_requests, key=lambda of: abs(of[0] - requests))[1]
+        print("  requests and MB:",
+              " ".join(f"{n}:{megabytes_at(n):.1f}" for n in range(0, count + 1, count // 8)))
         if process.returncode != 0:
             return f"status {process.returncode}: {out[-300:]}"
         held = [note for note in json.loads(told.read_text())["notes"] if "pages" in note]
         if held:
             return held[0]
-        growth = tenths[8][1] - tenths[2][1]
+        growth = megabytes_at(count * 9 // 10) - megabytes_at(count * 3 // 10)
         if self.whole and growth > MOST_GROWTH_OF_JUDGED:
             return f"memory grows by {growth:.0f} MB"
         return ""

@@ -98,6 +98,33 @@ TEST(KvHistory, ForgetsWhoWroteWhatManyEndedRequestsHad) {
   }
 }
 
+// A preempted request computes its positions again, with other bits: all of them may be read.
+TEST(KvHistory, TakesEachVersionOfARowForRight) {
+  KvHistory history(/*keep_bytes=*/false);
+  const Row row{0, 0};
+  const auto is_right = [&](uint64_t hash) {
+    return history.compare(0, {&row, 1}, {&hash, 1}).wrong.empty();
+  };
+  std::vector<uint64_t> hashes;
+  for (int32_t pass = 0; const float value : {1.0F, 2.0F, 3.0F, 2.0F}) {
+    write(history, pass++, 0, 7, value);
+    hashes.push_back(history.latest(0, row));
+  }
+  EXPECT_EQ(hashes[3], hashes[1]) << "the latest is the one that was written last";
+  for (const uint64_t hash : hashes) EXPECT_TRUE(is_right(hash));
+  EXPECT_FALSE(is_right(hashes[0] ^ 1));
+  // When the latest is forgotten, as of long ago, the one before it is the latest.
+  history.end(0);
+  for (int32_t request = 1; request < (1 << 14) + 6; ++request) {
+    write(history, 10 + request, request, 7, static_cast<float>(10 + request));
+    history.end(request);
+  }
+  history.begin({.pass = 1 << 20, .rows = {{row, 100, -1, Phase::prefill}}});
+  EXPECT_EQ(history.latest(0, row), hashes[2]);
+  EXPECT_FALSE(is_right(hashes[1]));
+  EXPECT_TRUE(is_right(hashes[0]));
+}
+
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {
   KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
   for (int32_t request = 0; request < 5; ++request)

@@ -355,6 +355,20 @@ TEST(Share, LimitIsThatOfARareBinomial) {
 
 // Rows of `width` numbers as a kernel gives them whose every result is off by `gain` before it is
 // rounded, and by noise of `noise` ulp.
+// Hashes of which every low bit is 0 are what a PlacePool takes of a long run.
+TEST(DistinctMoments, TakesEachRowOnce) {
+  for (const int shift : {0, 12, 20}) {
+    DistinctMoments moments;
+    Moments row;
+    row.elements = 1;
+    for (int round = 0; round < 2; ++round)
+      for (uint64_t i = 1; i <= 5000; ++i)
+        EXPECT_EQ(moments.add(i << shift, row), round == 0) << shift << " " << i;
+    EXPECT_EQ(moments.rows(), 5000);
+    EXPECT_EQ(moments.sum().elements, 5000);
+  }
+}
+
 // What pooled() makes.
 struct Pooled : Moments {
   std::vector<Statistic> statistics(DType dtype) const {

@@ -56,6 +56,8 @@ TEST(Printable, IsOneLineThatShowsWhatWasThere) {
   EXPECT_EQ(printable(std::string("a\0b", 3)), "a\\x00b");
   EXPECT_EQ(printable("\xff\xe6\x9d"), "\\xff\\xe6\\x9d");
   EXPECT_EQ(printable("\u6771 \u00e9 \U0001F600"), "\u6771 \u00e9 \U0001F600");
+  EXPECT_EQ(printable("\uffff\ufffe\ufdd0\U0001fffe\ufffd"), "\\uffff\\ufffe\\ufdd0\\u1fffe\ufffd")
+      << "no characters, but for the last";
   EXPECT_EQ(printable("\u202e\u0085"), "\\u202e\\u0085") << "which turn and break a line";
   EXPECT_EQ(printable(printable("\n\xff")), printable("\n\xff"));
 }
