@@ -303,14 +303,14 @@ void Comparison::compare_shown(const ShownRow& x, const ShownRow& y, Owners own,
     if (const auto same = index_of(*y.tensor, row, i))
       compare_row({x.pass, x.tensor, i}, {y.pass, y.tensor, *same}, index, sums);
     else
-      ++result_.only_a;
+      sums.lack(row, own.b, result_.only_a);
   }
   for (size_t i = 0; i < y.tensor->rows.size() && own.b; ++i) {
     const Row& row = y.tensor->rows[i];
     if (!wanted(row)) continue;
     const auto same = index_of(*x.tensor, row, i);
     if (!same)
-      ++result_.only_b;
+      sums.lack(row, own.a, result_.only_b);
     else if (!own.a)
       compare_row({x.pass, x.tensor, *same}, {y.pass, y.tensor, i}, index, sums);
   }

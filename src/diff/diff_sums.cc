@@ -25,6 +25,16 @@ void DiffSums::forbid(const Row& row, const char* why, double by) {
   reason_worst = by;
 }
 
+void DiffSums::lack(const Row& row, bool both_read, int64_t& alone) {
+  if (!both_read) {
+    ++alone;
+    return;
+  }
+  if (!differs) node.position = row.position;
+  differs = true;
+  forbid(row, "only one of the two reads that row of the cache", 0);
+}
+
 std::optional<DiffResult::Node> DiffSums::kind(
     const RelativeDifference& limit, const std::optional<DiffResult::Node::Share>& share) const {
   DiffResult::Node found = node;

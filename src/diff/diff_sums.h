@@ -32,6 +32,9 @@ struct DiffSums {
   void add(std::span<const double> a, std::span<const double> b, const Row& row);
   // `by`: relative() of the two rows, 0 where it is not known; of several the worst is named.
   void forbid(const Row& row, const char* why, double by);
+  // A row of a cache that only one of the two shows. Where both show what one row of the pass
+  // reads, that is a difference; else it is counted in `alone`.
+  void lack(const Row& row, bool both_read, int64_t& alone);
   // The node, as it differs by more than the limit of it all and of an element, or than two right
   // ops of the same inputs do; nothing: it does not. `share`: what differs too often.
   std::optional<DiffResult::Node> kind(const RelativeDifference& limit,

@@ -41,6 +41,29 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   EXPECT_EQ(diff_of(less, run_of()).more_b, 2);
 }
 
+// What attention read is a fact of the pass, as no other row's being shown is.
+TEST(Diff, ARowOfTheCacheThatOnlyOneReadsIsDifferentInKind) {
+  for (const bool last : {false, true}) {
+    FakeRun less = run_of();
+    auto& cache = const_cast<RecordedTensor&>(*less.passes[0].find(point("attn.kv"), 1));
+    const Row row = last ? cache.rows.back() : cache.rows.front();
+    const auto without_it = [last](auto& all) { all.erase(last ? all.end() - 1 : all.begin()); };
+    without_it(cache.rows), without_it(cache.row_hashes);
+    std::vector<int64_t> extents(cache.shape.extents().begin(), cache.shape.extents().end());
+    extents[0] = std::ssize(cache.rows);
+    cache.shape = Shape(extents);
+    cache.data = {};
+    for (const bool swapped : {false, true}) {
+      const DiffResult r = swapped ? diff_of(less, run_of()) : diff_of(run_of(), less);
+      EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << r.story;
+      ASSERT_TRUE(r.first_kind) << r.story;
+      EXPECT_EQ(text_of(r.first_kind->id.place), "layer 1 attn.kv");
+      EXPECT_EQ(r.first_kind->position, row.position);
+      EXPECT_NE(r.story.find("only one of the two reads that row"), std::string::npos) << r.story;
+    }
+  }
+}
+
 TEST(Diff, RowsThatOneFoundInItsCacheMakeNoDifference) {
   FakeRun less = run_of();
   less.passes.erase(less.passes.begin());
