@@ -27,6 +27,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -220,5 +221,12 @@ class Attending {
 };
 
 at::Tensor attend(const Asked& asked, const Attention& how) { return Attending(asked, how).run(); }
+
+std::vector<double> key_splits(const Asked& asked) {
+  const auto longest = as_fp64(*std::ranges::max_element(asked.op().call.lengths));
+  std::vector<double> all = {4, 8, 16, 32, 64, 128, 256, 512};
+  std::erase_if(all, [=](double size) { return size >= longest; });
+  return all;
+}
 
 }  // namespace lockstep

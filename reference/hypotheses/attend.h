@@ -60,4 +60,7 @@ struct Attention {
 // the last sum; rounded nowhere but where `how` does.
 at::Tensor attend(const Asked& asked, const Attention& how);
 
+// Usual numbers of keys to a split, but for those that hold the longest context whole.
+std::vector<double> key_splits(const Asked& asked);
+
 }  // namespace lockstep

@@ -181,13 +181,6 @@ Tensor without_window(const Asked& a, double) {
 }
 // Kernels that divide keys among blocks (split-K, flash-decoding) lose the last part when its
 // number is rounded down, and all but the first when nobody merges them.
-// A split that holds the longest context is the whole of it.
-std::vector<double> splits(const Asked& a) {
-  const auto longest = as_fp64(*std::ranges::max_element(a.op().call.lengths));
-  std::vector<double> all = {4, 8, 16, 32, 64, 128, 256, 512};
-  std::erase_if(all, [=](double size) { return size >= longest; });
-  return all;
-}
 Tensor last_split_left_out(const Asked& a, double size) {
   Attention how;
   how.mask = [size](const Part& p) {
@@ -215,7 +208,7 @@ Tensor part_page_left_out(const Asked& a, double size) {
   return attend(a, how);
 }
 std::vector<double> splits_and_page(const Asked& a) {
-  std::vector<double> all = splits(a);
+  std::vector<double> all = key_splits(a);
   const auto page = as_fp64(a.op().page_size);
   if (page > 0 && std::ranges::count(all, page) == 0) all.push_back(page);
   return all;
@@ -474,12 +467,12 @@ constexpr Hypothesis kAttention[] = {
     {"the page {:+g} read for each", page_before, one_row_beside},
     {"the first two pages exchanged", first_pages_swapped},
     {"the K of the key {:+g} read for each", key_shifted, one_row_beside},
-    {"the last split of {:g} keys left out", last_split_left_out, splits},
-    {"the first split of {:g} keys alone", first_split_alone, splits},
+    {"the last split of {:g} keys left out", last_split_left_out, key_splits},
+    {"the first split of {:g} keys alone", first_split_alone, key_splits},
     {"the keys of a last page of {:g} that is not full left out", part_page_left_out,
      splits_and_page},
     {"the first {:g} keys counted twice", prefix_twice, splits_and_page},
-    {"the first key of each split of {:g} counted twice", borders_twice, splits},
+    {"the first key of each split of {:g} counted twice", borders_twice, key_splits},
     {"a bias by distance added (ALiBi)", biased_by_distance},
     {"a bias by distance added, of slopes 2^(-8 h / heads)", biased_evenly},
     {"its scores over the first {:g} dims alone", scored_over_first, dims_alone},

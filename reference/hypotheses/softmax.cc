@@ -92,14 +92,6 @@ Tensor weights_in_fp16(const Asked& a, double) {
   return with_softmax(a, [&](const Tensor& s) { return a.in_dtype(weights(s), DType::f16); });
 }
 
-// Splits that a context fills.
-std::vector<double> key_splits(const Asked& a) {
-  const int64_t length = *std::ranges::max_element(a.op().call.lengths);
-  std::vector<double> all = {4, 8, 16, 32, 64, 128, 256, 512};
-  std::erase_if(all, [=](double size) { return size >= as_fp64(length); });
-  return all;
-}
-
 // The results of `of` for each split of the keys, [splits, ...]. Kept for all ways to merge splits
 // of a size, whose scores are the right ones.
 Tensor of_splits(const Asked& a, const std::string& name, int64_t size, const Part& part,

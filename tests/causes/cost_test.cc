@@ -10,6 +10,7 @@
 
 #include "kernels/ops.h"
 #include "src/faults/seeds.h"
+#include "tests/causes/other_hypotheses.h"
 #include "tests/judged.h"
 
 namespace lockstep {
@@ -80,45 +81,19 @@ Cost cost_of(JudgedRun run) {
   return least;
 }
 
-// Counts the ops that hypotheses are asked about.
-class CountingReference final : public ReferenceLibrary {
+// Counts the ops that it is asked about.
+class Counting final : public Hypotheses {
  public:
-  std::string version() const override { return all_.version(); }
-  bool has_gpu(int number) const override { return all_.has_gpu(number); }
-  std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
-                                 const ReferenceOptions& options) override {
-    return all_.oracle(checkpoint, options);
+  Counting(std::unique_ptr<Hypotheses> right, int64_t& asked)
+      : right_(std::move(right)), asked_(asked) {}
+  std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
+    ++asked_;
+    return right_->of(op);
   }
-  std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
-                                        const ReferenceOptions& options, DType compute) override {
-    return all_.model(checkpoint, options, compute);
-  }
-  std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint& checkpoint,
-                                            const ReferenceOptions& options) override {
-    return all_.error_sharer(checkpoint, options);
-  }
-  std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
-                                         const ReferenceOptions& options) override {
-    return std::make_unique<Counting>(all_.hypotheses(checkpoint, options), asked);
-  }
-  int64_t asked = 0;
 
  private:
-  class Counting final : public Hypotheses {
-   public:
-    Counting(std::unique_ptr<Hypotheses> all, int64_t& asked)
-        : all_(std::move(all)), asked_(asked) {}
-    std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
-      ++asked_;
-      return all_->of(op);
-    }
-
-   private:
-    std::unique_ptr<Hypotheses> all_;
-    int64_t& asked_;
-  };
-
-  ReferenceLibrary& all_ = open_reference();
+  std::unique_ptr<Hypotheses> right_;
+  int64_t& asked_;
 };
 
 // Causes that are found end the search, but are held against all later passes of each layer. The
@@ -154,14 +129,17 @@ TEST(Causes, TakeNoLongerWhereNoneExplainsIt) {
 
 TEST(Causes, AreNotAskedForWhenNothingIsWrong) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
-  CountingReference reference;
+  int64_t asked = 0;
+  OtherHypotheses reference([&](std::unique_ptr<Hypotheses> right) {
+    return std::make_unique<Counting>(std::move(right), asked);
+  });
   JudgedRun run{.checkpoint = checkpoint, .reference = reference};
   put_requests(run);
   EXPECT_EQ(judged(run).verdict, RunVerdict::clean);
-  EXPECT_EQ(reference.asked, 0);
+  EXPECT_EQ(asked, 0);
   run.faults = {parse_fault("rope-interleaved")};
   EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
-  EXPECT_GT(reference.asked, 0) << "the counter counts";
+  EXPECT_GT(asked, 0) << "the counter counts";
 }
 
 }  // namespace

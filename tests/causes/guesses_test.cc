@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
 #include <new>
 #include <set>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/ops.h"
 #include "src/faults/seeds.h"
+#include "tests/causes/other_hypotheses.h"
 #include "tests/judged.h"
 
 namespace lockstep {
@@ -80,37 +83,6 @@ class Failing final : public Hypotheses {
   std::deque<OpInPass> ops_;
 };
 
-// LibTorch's reference, but for its hypotheses.
-class Library final : public ReferenceLibrary {
- public:
-  explicit Library(std::function<void()> fail = {}) : fail_(std::move(fail)) {}
-
-  std::string version() const override { return whole_.version(); }
-  bool has_gpu(int number) const override { return whole_.has_gpu(number); }
-  std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
-                                 const ReferenceOptions& options) override {
-    return whole_.oracle(checkpoint, options);
-  }
-  std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
-                                        const ReferenceOptions& options, DType compute) override {
-    return whole_.model(checkpoint, options, compute);
-  }
-  std::unique_ptr<ErrorSharer> error_sharer(const Checkpoint& checkpoint,
-                                            const ReferenceOptions& options) override {
-    return whole_.error_sharer(checkpoint, options);
-  }
-  std::unique_ptr<Hypotheses> hypotheses(const Checkpoint& checkpoint,
-                                         const ReferenceOptions& options) override {
-    auto whole = whole_.hypotheses(checkpoint, options);
-    if (fail_) return std::make_unique<Failing>(std::move(whole), fail_);
-    return std::make_unique<Exchanged>(std::move(whole));
-  }
-
- private:
-  ReferenceLibrary& whole_ = open_reference();
-  std::function<void()> fail_;
-};
-
 // Every op that computes is wrong, so that all are asked about.
 Ops spoilt() {
   Ops ops = cpu_ops();
@@ -128,7 +100,9 @@ Ops spoilt() {
 
 TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-moe"));
-  Library library;
+  OtherHypotheses library([](std::unique_ptr<Hypotheses> right) {
+    return std::make_unique<Exchanged>(std::move(right));
+  });
   JudgedRun run{.checkpoint = checkpoint, .reference = library};
   run.ops = spoilt();
   run.causes = true;
@@ -148,7 +122,9 @@ TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
 // A guess that does not fit an op says nothing of it. One that ends otherwise is missed, and said.
 std::vector<std::string> notes_where(std::function<void()> fail) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
-  Library library(std::move(fail));
+  OtherHypotheses library([&](std::unique_ptr<Hypotheses> right) {
+    return std::make_unique<Failing>(std::move(right), fail);
+  });
   JudgedRun run{.checkpoint = checkpoint, .reference = library};
   run.ops = spoilt();
   run.causes = true;

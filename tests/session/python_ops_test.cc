@@ -27,6 +27,18 @@ class PythonOps : public testing::Test {
                          " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --ops " + file +
                          " " + more);
   }
+  // The right layer with parts of its code exchanged, each for what stands beside it.
+  static Outcome run_layer_with(const std::map<std::string, std::string>& exchanged,
+                                const std::string& more) {
+    std::string code = text_of(source_path("tests/kernels/plugins/right_layer.py"));
+    for (const auto& [right, wrong] : exchanged) {
+      const size_t at = code.find(right);
+      EXPECT_NE(at, std::string::npos) << right;
+      if (at != std::string::npos) code.replace(at, right.size(), wrong);
+    }
+    const TempFolder folder;
+    return run_with(folder.write("changed.py", code), "qwen3-default", more);
+  }
 };
 
 TEST_F(PythonOps, ThatAreRightComeOutClean) {
@@ -95,13 +107,8 @@ TEST_F(PythonOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
     EXPECT_EQ(right.status, 0) << right.out << right.err;
     EXPECT_NE(right.out.find("ops: decoder_layer of "), std::string::npos) << right.out;
   }
-  std::string code = text_of(file);
-  const std::string up = "_linear(n, w.up)";
-  ASSERT_NE(code.find(up), std::string::npos);
-  code.replace(code.find(up), up.size(), "_linear(x, w.up)");
-  const TempFolder folder;
   const Outcome wrong =
-      run_with(folder.write("wrong.py", code), "qwen3-default", "--dtype bf16 --format json");
+      run_layer_with({{"_linear(n, w.up)", "_linear(x, w.up)"}}, "--dtype bf16 --format json");
   ASSERT_EQ(wrong.status, 1) << wrong.err;
   const auto first = nlohmann::json::parse(wrong.out)["first"];
   EXPECT_EQ(first["point"], "mlp.residual");
@@ -109,10 +116,8 @@ TEST_F(PythonOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
   // Without K and its norm, which are of the region of attn.k_rope.
   EXPECT_EQ(first["region"].size(), 12u) << first["region"];
   // In fp32 its own sums are no more than noise beside the bug.
-  code = text_of(file);
-  code.replace(code.find("functional.silu("), 16, "functional.gelu(");
-  const std::string gelu = folder.write("gelu.py", code);
-  const Outcome other = run_with(gelu, "qwen3-default", "--dtype fp32 --fail-fast");
+  const Outcome other =
+      run_layer_with({{"functional.silu(", "functional.gelu("}}, "--dtype fp32 --fail-fast");
   ASSERT_EQ(other.status, 1) << other.err;
   EXPECT_NE(other.out.find("GELU"), std::string::npos) << other.out;
   EXPECT_NE(other.out.find("in mlp.act, hidden in"), std::string::npos) << other.out;
@@ -120,16 +125,9 @@ TEST_F(PythonOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
 
 // With the first op of a layer wrong, what else is cannot be told.
 TEST_F(PythonOps, OfAWholeLayerThatMayHideAFurtherErrorAreSaidTo) {
-  std::string code = text_of(source_path("tests/kernels/plugins/right_layer.py"));
-  for (const auto& [right, bug] :
-       {std::pair<std::string, std::string>("attn_norm, eps", "attn_norm, 1"),
-        {"functional.silu(", "functional.gelu("}}) {
-    ASSERT_NE(code.find(right), std::string::npos) << right;
-    code.replace(code.find(right), right.size(), bug);
-  }
-  const TempFolder folder;
-  const Outcome outcome = run_with(folder.write("wrong.py", code), "qwen3-default",
-                                   "--dtype bf16 --fail-fast --format json");
+  const Outcome outcome =
+      run_layer_with({{"attn_norm, eps", "attn_norm, 1"}, {"functional.silu(", "functional.gelu("}},
+                     "--dtype bf16 --fail-fast --format json");
   ASSERT_EQ(outcome.status, 1) << outcome.err;
   const auto result = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(result["first"]["point"], "attn.v");
@@ -139,13 +137,9 @@ TEST_F(PythonOps, OfAWholeLayerThatMayHideAFurtherErrorAreSaidTo) {
 
 // The fact that nothing was written comes before what it makes of the numbers.
 TEST_F(PythonOps, OfAWholeLayerThatWriteNoKeysOfARowAreNamedByThat) {
-  std::string code = text_of(source_path("tests/kernels/plugins/right_layer.py"));
-  const std::string all = "wanted = slots >= 0";
-  ASSERT_NE(code.find(all), std::string::npos);
-  code.replace(code.find(all), all.size(), all + "\n    wanted[1:2] &= len(x) < 3");
-  const TempFolder folder;
-  const Outcome outcome =
-      run_with(folder.write("wrong.py", code), "qwen3-default", "--dtype bf16 --format json");
+  const Outcome outcome = run_layer_with(
+      {{"wanted = slots >= 0", "wanted = slots >= 0\n    wanted[1:2] &= len(x) < 3"}},
+      "--dtype bf16 --format json");
   ASSERT_EQ(outcome.status, 1) << outcome.err;
   const auto first = nlohmann::json::parse(outcome.out)["first"];
   EXPECT_EQ(first["point"], "attn.v");
