@@ -294,8 +294,8 @@ Tensor other_id(const Asked& a, double by) {
 // Ids cut to 8, 15 or 16 bits: a vocabulary outgrew the type that somebody chose for it.
 std::vector<double> id_bits(const Asked&) { return {8, 15, 16}; }
 Tensor id_of_bits(const Asked& a, double bits) {
-  return of_ids(a,
-                [bits](size_t, int64_t id) { return id % (int64_t{1} << static_cast<int>(bits)); });
+  const double ids = std::exp2(bits);
+  return of_ids(a, [=](size_t, int64_t id) { return as_count(std::fmod(as_fp64(id), ids)); });
 }
 // A border that a table of fewer rows sets: ids past it read its last row.
 std::vector<double> id_ends(const Asked& a) {
