@@ -235,8 +235,9 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-// Two wrong places that one hidden op leads to are one error. They are two where another reader of
-// that op is right, and would have shown so large an error of it many times over.
+// Two wrong places that one hidden op leads to may be one error, or two: nothing tells which. They
+// are two where another reader of that op is right, and would have shown so large an error of it
+// many times over.
 void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {
@@ -244,7 +245,7 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
     if (found == of_hidden.end() || found->second.finding < 0 ||
         found->second.error > kManyTimes * found->second.shows_from)
       continue;
-    outcome.verdict = Verdict::propagated;
+    outcome.verdict = Verdict::confounded;
     outcome.ancestor = found->second.finding;
     led_back.insert(outcome.place);
     return;

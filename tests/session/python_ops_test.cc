@@ -133,6 +133,11 @@ TEST_F(PythonOps, OfAWholeLayerThatMayHideAFurtherErrorAreSaidTo) {
   EXPECT_EQ(result["first"]["point"], "attn.v");
   EXPECT_NE(result["notes"].dump().find("too, by what an error found before"), std::string::npos)
       << result["notes"];
+  EXPECT_GT(result["nodes"]["confounded"], 0);
+  const auto& places = result["points"];
+  EXPECT_TRUE(std::ranges::any_of(places, [](const auto& place) {
+    return place["point"] == "mlp.residual" && place["verdict"] == "confounded";
+  })) << places;
 }
 
 // The fact that nothing was written comes before what it makes of the numbers.
