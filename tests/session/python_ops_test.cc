@@ -96,6 +96,8 @@ TEST_F(PythonOps, ThatAreFusedAreJudgedAsRegions) {
   EXPECT_EQ(regions["mlp.act"][1]["point"], "mlp.up");
   ASSERT_EQ(regions["attn.q_rope"].size(), 1u) << regions["attn.q_rope"];
   EXPECT_EQ(regions["attn.q_rope"][0]["point"], "attn.q_norm");
+  EXPECT_NE(result["notes"].dump().find("looks like was not searched for, nor "), std::string::npos)
+      << "causes are searched for in two regions: " << result["notes"];
 }
 
 // Its weights come by name.
