@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <set>
 
 #include "kernels/base/check.h"
-#include "kernels/base/dtype.h"
+#include "src/judge/free_slots.h"
 #include "src/judge/judge_state.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"
@@ -79,24 +78,13 @@ bool makes_nan(const NodeOutcome& outcome) {
          std::isnan(outcome.finding.got);
 }
 
-// Bits are compared, since no NaN equals another.
-template <typename T>
-bool holds_fill(const TensorView& rows, int64_t row) {
-  const T fill = from_float<T>(std::numeric_limits<float>::quiet_NaN());
-  const T* first = rows.as<const T>() + row * rows.row_size();
-  return std::all_of(first, first + rows.row_size(),
-                     [&](const T& x) { return std::memcmp(&x, &fill, sizeof fill) == 0; });
-}
-
-// Where K or V is read back from the cache that an op was to write, a row that it did not has the
-// very bits that free slots are filled with; a NaN that was computed has other ones as a rule.
+// Where K or V is read back from the cache that an op was to write, a row that it did not has what
+// free slots are filled with.
 void look_for_unwritten(const TensorView& rows, const NodeRows& node, NodeOutcome& outcome) {
   if (rows.empty()) return;
   std::vector<int64_t> positions;
   for (int64_t r = 0; r < rows.rows(); ++r)
-    if (rows.dtype == DType::bf16  ? holds_fill<BFloat16>(rows, r)
-        : rows.dtype == DType::f16 ? holds_fill<Float16>(rows, r)
-                                   : rows.dtype == DType::f32 && holds_fill<float>(rows, r))
+    if (holds_fill(rows, r, std::numeric_limits<float>::quiet_NaN()))
       positions.push_back(node.rows[r].position);
   if (positions.empty()) return;
   outcome.verdict = Verdict::structural;
