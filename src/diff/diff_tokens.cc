@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "src/diff/diff_noise.h"
 
@@ -41,6 +42,17 @@ std::vector<int32_t> said(const RequestInfo& request, const std::vector<int32_t>
   std::vector<int32_t> all = request.prompt;
   all.insert(all.end(), after_prompt.begin(), after_prompt.end());
   return all;
+}
+
+// A trace that begins where requests have come to may list what it saw of them alone: its lists are
+// not from position 0 on then.
+bool lists_from_zero(const DiffSide& side, const RequestInfo& request) {
+  const auto first = side.rows().lower_bound({request.id, std::numeric_limits<int32_t>::min()});
+  if (request.prompt.empty()) return false;
+  if (first == side.rows().end() || first->first.first != request.id) return true;
+  const std::vector<int32_t> listed = said(request, request.tokens);
+  const int32_t at = first->first.second;
+  return at == 0 || (at < std::ssize(listed) && listed[at] == first->second.front().token);
 }
 
 size_t first_other(const std::vector<int32_t>& mine, const std::vector<int32_t>& theirs) {
@@ -163,7 +175,7 @@ void DiffTokens::compare_requests() {
     const RequestInfo* y = b_.request(x.id);
     if (y == nullptr)
       name_alone(x.id, "first");
-    else if (says_tokens(x) && says_tokens(*y))
+    else if (says_tokens(x) && says_tokens(*y) && lists_from_zero(a_, x) && lists_from_zero(b_, *y))
       compare_said(x, *y);
   }
   for (const RequestInfo& y : of_b)
@@ -195,7 +207,7 @@ void DiffTokens::compare_said(const RequestInfo& x, const RequestInfo& y) {
     compare_chosen(row, of_x[end], of_y[end], x.sampled || y.sampled);
   else if (of_x.size() != of_y.size())
     compare_more(row, of_x.size() > of_y.size());
-  if (!x.prompt.empty() && x.prompt == y.prompt) compare_likely(x, y);
+  if (x.prompt == y.prompt) compare_likely(x, y);
   compare_ends(x, y);
 }
 

@@ -182,6 +182,16 @@ TEST(Diff, ListsThatSayTheSameInAnotherWayAreIdentical) {
   b = a;
   b.manifest.requests[1].tokens.back() += 1;
   EXPECT_EQ(verdict(b, Selection("", "", "", "0")), DiffResult::Verdict::identical);
+  // Traces that begin at the first decode pass, by what they saw.
+  for (const bool as_prompt : {false, true}) {
+    b = a;
+    b.passes.erase(b.passes.begin());
+    for (RequestInfo& request : b.manifest.requests) {
+      request.prompt.assign(as_prompt ? 1 : 0, request.tokens[0]);
+      if (as_prompt) request.tokens.erase(request.tokens.begin());
+    }
+    EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << as_prompt;
+  }
 }
 
 }  // namespace
