@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "src/causes/evidence.h"
+#include "src/judge/ledger.h"
 
 namespace lockstep {
 namespace {
@@ -125,9 +126,9 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
 void Causes::add_in_region(const Pass& pass, const Place& place, const std::vector<Place>& hidden,
                            const std::set<int32_t>& requests) {
   OfPlace& of = places_[{place.point->order(), place.layer}];
-  const bool searches = of.in_region.empty();
-  if (of.passes >= kMostPasses || (searches && (of.searches > 0 || regions_ == kMostRegions)))
-    return;
+  const bool searches = of.in_region.empty(), is_new = searches && of.searches == 0;
+  if (is_new && regions_ == kMostRegions) left_out_.insert({place.point->order(), place.layer});
+  if (of.passes >= kMostPasses || (searches && (!is_new || regions_ == kMostRegions))) return;
   const auto region =
       RegionInPass::of(pass, place, hidden, requests, manifest_, judge_, oracle_, hypotheses_);
   if (!region) return;
@@ -168,6 +169,7 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
   }
   if (of.candidates.empty()) {
     of.unexplained.add(none);
+    if (!all) left_out_.insert({point, evidence.op.call.place.layer});
     return;
   }
   std::ranges::stable_sort(of.candidates, {}, [](const Candidate& c) { return c.fit.distance(); });
@@ -348,6 +350,25 @@ void Causes::put_best_into(Result& result) const {
   }
 }
 
+// A reader takes it that nothing known explains a place of which nothing is said.
+void Causes::note_left_out(Result& result) const {
+  const PlaceSummary* first = nullptr;
+  int places = 0;
+  for (const PlaceSummary& p : result.places) {
+    const bool left_out = left_out_.contains({p.place.point->order(), p.place.layer});
+    if (!left_out || !is_finding(p.verdict) || !p.looks_like.empty()) continue;
+    if (places++ == 0) first = &p;
+  }
+  if (places == 0) return;
+  result.notes.push_back(fmt::format(
+      "what {} looks like was not searched for{}: that is done at {} places of a point at most, "
+      "and at {} in all whose ops read what was not recorded; --layers and --points choose others",
+      text_of(first->place),
+      places > 1 ? fmt::format(", nor {} more wrong place{}", places - 1, places > 2 ? "s" : "")
+                 : "",
+      kMostPlaces, kMostRegions));
+}
+
 void Causes::put_into(Result& result) const {
   put_best_into(result);
   for (PlaceSummary& summary : result.places) {
@@ -359,6 +380,7 @@ void Causes::put_into(Result& result) const {
     else if (!found->second.in_region.empty())
       summary.looks_like = region_causes(found->second);
   }
+  note_left_out(result);
   if (const std::string trouble = hypotheses_.trouble(); !trouble.empty())
     result.notes.push_back("why ops are wrong was not looked into as it should be: " + trouble);
 }

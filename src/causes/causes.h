@@ -96,6 +96,7 @@ class Causes {
                          const Evidence& evidence, RoundingContract contract, OfPlace& of);
   static bool is_same(const Candidate& a, const Candidate& b);  // of two in part
   bool may_search(const Place& place) const;
+  void note_left_out(Result& result) const;
 
   const Manifest& manifest_;
   const Judge& judge_;
@@ -103,6 +104,7 @@ class Causes {
   Hypotheses& hypotheses_;
   std::map<Key, OfPlace> places_;
   int regions_ = 0;                          // searched in
+  std::set<Key> left_out_;                   // of whose op not all was tried, as others had it
   std::map<int, int> searched_;              // searches, by order of the point
   std::map<int, std::vector<Guess>> known_;  // that explained places of a point
 };

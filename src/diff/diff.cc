@@ -477,7 +477,7 @@ std::string Comparison::broken() const {
 DiffResult Comparison::run() {
   compare_manifests();
   for (int i = 0; i < a_.trace().passes(); ++i) compare_pass(i);
-  tokens_.compare_last();
+  tokens_.compare_requests();
   count_rows_of_b_alone();
   sum_up_places();
   result_.logits = logits_.of_all();

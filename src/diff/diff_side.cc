@@ -204,10 +204,14 @@ const RequestInfo* DiffSide::request(int32_t id) const {
   return found == requests.end() ? nullptr : &*found;
 }
 
+bool DiffSide::computes(int32_t request) const {
+  const auto first = rows_.lower_bound({request, std::numeric_limits<int32_t>::min()});
+  return first != rows_.end() && first->first.first == request;
+}
+
 bool DiffSide::begins_after(const Row& row) const {
   const auto first = rows_.lower_bound({row.request, std::numeric_limits<int32_t>::min()});
-  return first != rows_.end() && first->first.first == row.request &&
-         first->first.second > row.position;
+  return computes(row.request) && first->first.second > row.position;
 }
 
 std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, size_t hint) {

@@ -57,6 +57,7 @@ class DiffSide {
   using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<Computed>>;
   const Rows& rows() const { return rows_; }  // by request, position; in the order of the passes
   const std::vector<Computed>& computed(const Row& row) const;
+  bool computes(int32_t request) const;  // any row of it
   // Whether the request is there and begins later: it found that row in its cache.
   bool begins_after(const Row& row) const;
   bool shows(size_t place) const { return shown_.contains(place); }  // in any pass

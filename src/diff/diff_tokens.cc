@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "src/diff/diff_noise.h"
 
@@ -26,7 +27,37 @@ std::optional<double> lead_of(const TopLogits& top, int32_t token, int32_t other
   return *own - *of_other;
 }
 
-bool forces(const RequestInfo* request) { return request != nullptr && !request->forced.empty(); }
+// Whether the token of that position is one that the request was made to take.
+bool forces(const RequestInfo* request, int32_t position) {
+  return request != nullptr && position < std::ssize(request->prompt) + std::ssize(request->forced);
+}
+
+// Whether the trace says what became of the request.
+bool says_tokens(const RequestInfo& request) {
+  return !request.tokens.empty() || !request.argmax.empty();
+}
+
+// The tokens from position 0 on, as the trace lists them.
+std::vector<int32_t> said(const RequestInfo& request, const std::vector<int32_t>& after_prompt) {
+  std::vector<int32_t> all = request.prompt;
+  all.insert(all.end(), after_prompt.begin(), after_prompt.end());
+  return all;
+}
+
+// A trace that begins where requests have come to may list what it saw of them alone: its lists are
+// not from position 0 on then.
+bool lists_from_zero(const DiffSide& side, const RequestInfo& request) {
+  const auto first = side.rows().lower_bound({request.id, std::numeric_limits<int32_t>::min()});
+  if (request.prompt.empty()) return false;
+  if (first == side.rows().end() || first->first.first != request.id) return true;
+  const std::vector<int32_t> listed = said(request, request.tokens);
+  const int32_t at = first->first.second;
+  return at == 0 || (at < std::ssize(listed) && listed[at] == first->second.front().token);
+}
+
+size_t first_other(const std::vector<int32_t>& mine, const std::vector<int32_t>& theirs) {
+  return std::ranges::mismatch(mine, theirs).in1 - mine.begin();
+}
 
 // Whether `mine` are indices of the largest scores, as far as they are not `theirs`: an equal score
 // does as well, and NaN is in no order.
@@ -87,9 +118,7 @@ DiffResult::Flip::Cause DiffTokens::cause_of(const Row& chosen_at,
                                              const DiffResult::Flip& flip) const {
   using enum DiffResult::Flip::Cause;
   const RequestInfo *a = a_.request(flip.request), *b = b_.request(flip.request);
-  for (const RequestInfo* request : {a, b})
-    if (request != nullptr && flip.position < std::ssize(request->prompt)) return chosen;
-  if (forces(a) || forces(b)) return chosen;
+  if (forces(a, flip.position) || forces(b, flip.position)) return chosen;
   const bool sampled = (a && a->sampled) || (b && b->sampled);
   const auto tie = is_tie(chosen_at, flip.token_a, flip.token_b);
   if (!sampled) return !tie ? unknown : *tie ? near_tie : chosen;
@@ -133,38 +162,111 @@ void DiffTokens::chose_experts(const Row& row, int layer, std::optional<bool> ti
                    row.position, layer));
 }
 
-// A token that was drawn last is fed to nobody, so that no row shows it: the lists of the requests
-// do.
-void DiffTokens::compare_last_drawn() {
-  if (!selection_.has(point("token"), -1)) return;
-  for (const RequestInfo& x : a_.trace().manifest().requests) {
+void DiffTokens::contradict(const std::string& sentence) {
+  result_.structure.push_back(sentence +
+                              ", which its rows do not show: one of the traces contradicts itself");
+}
+
+void DiffTokens::compare_requests() {
+  const auto &of_a = a_.trace().manifest().requests, &of_b = b_.trace().manifest().requests;
+  if (of_a.empty() || of_b.empty()) return;  // that trace lists none
+  for (const RequestInfo& x : of_a) {
+    if (!selection_.has_request(x.id)) continue;
     const RequestInfo* y = b_.request(x.id);
-    if (y == nullptr || !(x.sampled || y->sampled) || x.prompt != y->prompt) continue;
-    const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y->tokens);
-    const auto made = std::ssize(x.prompt) + (of_x - x.tokens.begin());
-    const Row row{x.id, static_cast<int32_t>(made)};
-    if (of_x == x.tokens.end() || of_y == y->tokens.end()) continue;
-    if (!wanted({row.request, row.position - 1})) continue;
-    stop(flip_of(row, *of_x, *of_y),
-         fmt::format("request {} drew token {} and {} after position {}", x.id, *of_x, *of_y,
-                     row.position - 1));
+    if (y == nullptr)
+      name_alone(x.id, "first");
+    else if (says_tokens(x) && says_tokens(*y) && lists_from_zero(a_, x) && lists_from_zero(b_, *y))
+      compare_said(x, *y);
+  }
+  for (const RequestInfo& y : of_b)
+    if (selection_.has_request(y.id) && a_.request(y.id) == nullptr) name_alone(y.id, "second");
+}
+
+// Tokens that one trace alone computed are counted where its rows are.
+void DiffTokens::name_alone(int32_t request, const char* trace) {
+  if (!a_.computes(request) && !b_.computes(request))
+    result_.structure.push_back(fmt::format("request {} is in the {} trace only", request, trace));
+}
+
+// Rows tell which tokens were fed, and were compared: a list that says otherwise is not true. What
+// is said to be forced is said to be fed, and may be said in one of the two traces alone.
+void DiffTokens::compare_said(const RequestInfo& x, const RequestInfo& y) {
+  const std::vector<int32_t> of_x = said(x, x.tokens), of_y = said(y, y.tokens);
+  for (const auto& [mine, theirs] : {std::pair(of_x, of_y), std::pair(said(x, x.forced), of_y),
+                                     std::pair(of_x, said(y, y.forced))}) {
+    const size_t at = first_other(mine, theirs);
+    if (at == std::min(mine.size(), theirs.size())) continue;
+    const Row row{x.id, static_cast<int32_t>(at)};
+    if (!wanted(row) || a_.computed(row).empty() || b_.computed(row).empty()) continue;
+    return contradict(fmt::format("request {} is said to have got token {} and {} at position {}",
+                                  x.id, mine[at], theirs[at], at));
+  }
+  if (!selection_.has(point("token"), -1)) return;
+  const size_t end = first_other(of_x, of_y);
+  if (const Row row{x.id, static_cast<int32_t>(end)}; end < std::min(of_x.size(), of_y.size()))
+    compare_chosen(row, of_x[end], of_y[end], x.sampled || y.sampled);
+  else if (of_x.size() != of_y.size())
+    compare_more(row, of_x.size() > of_y.size());
+  if (x.prompt == y.prompt) compare_likely(x, y);
+  compare_ends(x, y);
+}
+
+// A token that was not fed to both. Of the point `token` the most likely is shown, not what was
+// drawn: of that the lists alone tell.
+void DiffTokens::compare_chosen(const Row& row, int32_t token_a, int32_t token_b, bool drawn) {
+  const Row before{row.request, row.position - 1};
+  if (stopped(row) || !wanted(before)) return;
+  const TopLogits *of_a = a_.top_logits(before), *of_b = b_.top_logits(before);
+  const bool untrue =
+      !drawn && ((of_a && of_a->chosen != token_a) || (of_b && of_b->chosen != token_b));
+  const std::string sentence =
+      fmt::format("token {} and {} after position {}", token_a, token_b, before.position);
+  if (untrue)
+    return contradict(fmt::format("request {} is said to have chosen {}", row.request, sentence));
+  stop(flip_of(row, token_a, token_b),
+       fmt::format("request {} {} {}", row.request, drawn ? "drew" : "chose", sentence));
+}
+
+// One of the lists goes on at that row. That it does so because its run did is no matter of lists:
+// the rows that one trace alone computed are counted.
+void DiffTokens::compare_more(const Row& row, bool in_a) {
+  const DiffSide &longer = in_a ? a_ : b_, &shorter = in_a ? b_ : a_;
+  const Row before{row.request, row.position - 1};
+  if (stopped(row) || !wanted(before)) return;
+  const bool ran_on = !longer.computed(row).empty() || !longer.computed(before).empty();
+  const bool chose = !shorter.computed(row).empty() || shorter.top_logits(before) != nullptr;
+  if (!chose && (ran_on || !shorter.computed(before).empty())) return;
+  result_.structure.push_back(
+      fmt::format("request {} is said to have a token at position {} in the {} trace only",
+                  row.request, row.position, in_a ? "first" : "second"));
+}
+
+// The most likely token of each step is the one that the point `token` shows.
+void DiffTokens::compare_likely(const RequestInfo& x, const RequestInfo& y) {
+  if (x.argmax.empty() || y.argmax.empty()) return;  // that trace does not say
+  const auto listed = [](const RequestInfo& request, size_t step) {
+    return step < request.argmax.size() ? std::optional(request.argmax[step]) : std::nullopt;
+  };
+  for (size_t i = 0; i < std::min(x.tokens.size(), y.tokens.size()); ++i) {
+    const Row row{x.id, static_cast<int32_t>(x.prompt.size() + i) - 1};
+    const TopLogits *of_a = a_.top_logits(row), *of_b = b_.top_logits(row);
+    if (!wanted(row) || of_a == nullptr || of_b == nullptr) return;
+    const bool shown = listed(x, i) == of_a->chosen && listed(y, i) == of_b->chosen;
+    if (listed(x, i) == listed(y, i) || shown) continue;
+    return contradict(fmt::format(
+        "request {} is said to have one most likely token after position {} and another, or none",
+        row.request, row.position));
   }
 }
 
-void DiffTokens::compare_named() {
-  for (const RequestInfo& x : a_.trace().manifest().requests) {
-    const RequestInfo* y = b_.request(x.id);
-    if (y == nullptr || x.prompt != y->prompt) continue;
-    const auto [of_x, of_y] = std::ranges::mismatch(x.tokens, y->tokens);
-    if (of_x == x.tokens.end() || of_y == y->tokens.end()) continue;
-    const Row row{x.id, static_cast<int32_t>(std::ssize(x.prompt) + (of_x - x.tokens.begin()))};
-    // The tokens that were fed there are known, and were compared.
-    if (!wanted(row) || a_.computed(row).empty() || b_.computed(row).empty()) continue;
-    result_.structure.push_back(fmt::format(
-        "request {} is said to have got token {} and {} at position {}, which its rows do not "
-        "show: one of the traces contradicts itself",
-        row.request, *of_x, *of_y, row.position));
-  }
+// Why it chose no more. Of requests that ask for other numbers of tokens these may be why.
+void DiffTokens::compare_ends(const RequestInfo& x, const RequestInfo& y) {
+  const bool alike = x.max_new >= 0 && x.max_new == y.max_new && x.forced.empty() &&
+                     y.forced.empty() && x.tokens == y.tokens;
+  if (alike && x.stopped != y.stopped && !stopped_.contains(x.id))
+    result_.structure.push_back(
+        fmt::format("request {} was ended by an end token or a stop text in the {} trace only",
+                    x.id, x.stopped ? "first" : "second"));
 }
 
 }  // namespace lockstep

@@ -30,13 +30,10 @@ class DiffTokens {
   // Other experts were chosen for the row. tie: each of the best of its own scores; nothing: these
   // were not kept.
   void chose_experts(const Row& row, int layer, std::optional<bool> tie);
-  // After all rows. The last token of a request is fed to no pass, and of the point `token` the
-  // most likely is shown, not what was drawn. And what the traces say that their requests got may
-  // differ where the rows do not: then one of the traces contradicts itself.
-  void compare_last() {
-    compare_last_drawn();
-    compare_named();
-  }
+  // After all rows: what the traces list of each request. The last token is fed to no pass, so that
+  // no row shows it. Where rows do show what is listed, they were compared, and lists that differ
+  // all the same contradict one of the traces.
+  void compare_requests();
 
   // Whether the indices that each shows there are of the largest of its own op's inputs, which it
   // shows at place `input`; nothing: these were not kept.
@@ -48,13 +45,19 @@ class DiffTokens {
   std::optional<bool> is_tie(const Row& row, int32_t token_a, int32_t token_b) const;
 
  private:
-  void compare_last_drawn();
-  void compare_named();
+  void name_alone(int32_t request, const char* trace);
+  void compare_said(const RequestInfo& x, const RequestInfo& y);
+  void compare_chosen(const Row& row, int32_t token_a, int32_t token_b, bool drawn);
+  void compare_more(const Row& row, bool in_a);
+  void compare_likely(const RequestInfo& x, const RequestInfo& y);
+  void compare_ends(const RequestInfo& x, const RequestInfo& y);
   // Why the token after the row, `position` - 1 of its request, is another one.
   DiffResult::Flip flip_of(const Row& row, int32_t token_a, int32_t token_b) const;
   DiffResult::Flip::Cause cause_of(const Row& chosen_at, const DiffResult::Flip& flip) const;
   std::optional<double> margin_ulp(const Row& row, int32_t token_a, int32_t token_b) const;
   void stop(const DiffResult::Flip& flip, const std::string& sentence);
+  // One of the traces says something of a request that is not so.
+  void contradict(const std::string& sentence);
 
   DiffSide &a_, &b_;
   const Selection& selection_;

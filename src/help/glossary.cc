@@ -49,6 +49,11 @@ constexpr auto kWords = std::to_array<Word>({
      "Its own arithmetic is within its budget, but its numbers are over three times as far from "
      "the fp64 model as those of the same model in the run's dtype.",
      true},
+    {"confounded", "", "",
+     "Over its budget by an error before it or by one of its own: which of the two cannot be told.",
+     "An op that was not recorded leads to it and to the finding before it. Whether it is wrong "
+     "by itself shows when that finding is put right, or when the op between is recorded.",
+     true},
     {"bitwise", "", "", "Every element has the bits of the exact result, rounded.", "", true},
     {"rounding", "", "", "Other bits than the exact result's, within the budget: a right op.", "",
      true},

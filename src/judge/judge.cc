@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <set>
 
 #include "kernels/base/check.h"
-#include "kernels/base/dtype.h"
+#include "src/judge/free_slots.h"
 #include "src/judge/judge_state.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"
@@ -79,24 +78,13 @@ bool makes_nan(const NodeOutcome& outcome) {
          std::isnan(outcome.finding.got);
 }
 
-// Bits are compared, since no NaN equals another.
-template <typename T>
-bool holds_fill(const TensorView& rows, int64_t row) {
-  const T fill = from_float<T>(std::numeric_limits<float>::quiet_NaN());
-  const T* first = rows.as<const T>() + row * rows.row_size();
-  return std::all_of(first, first + rows.row_size(),
-                     [&](const T& x) { return std::memcmp(&x, &fill, sizeof fill) == 0; });
-}
-
-// Where K or V is read back from the cache that an op was to write, a row that it did not has the
-// very bits that free slots are filled with; a NaN that was computed has other ones as a rule.
+// Where K or V is read back from the cache that an op was to write, a row that it did not has what
+// free slots are filled with.
 void look_for_unwritten(const TensorView& rows, const NodeRows& node, NodeOutcome& outcome) {
   if (rows.empty()) return;
   std::vector<int64_t> positions;
   for (int64_t r = 0; r < rows.rows(); ++r)
-    if (rows.dtype == DType::bf16  ? holds_fill<BFloat16>(rows, r)
-        : rows.dtype == DType::f16 ? holds_fill<Float16>(rows, r)
-                                   : rows.dtype == DType::f32 && holds_fill<float>(rows, r))
+    if (holds_fill(rows, r, std::numeric_limits<float>::quiet_NaN()))
       positions.push_back(node.rows[r].position);
   if (positions.empty()) return;
   outcome.verdict = Verdict::structural;
@@ -235,8 +223,9 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   if (outcome.overflows && origin.overflow < 0) origin.overflow = outcome.place;
 }
 
-// Two wrong places that one hidden op leads to are one error. They are two where another reader of
-// that op is right, and would have shown so large an error of it many times over.
+// Two wrong places that one hidden op leads to may be one error, or two: nothing tells which. They
+// are two where another reader of that op is right, and would have shown so large an error of it
+// many times over.
 void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {
@@ -244,7 +233,7 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
     if (found == of_hidden.end() || found->second.finding < 0 ||
         found->second.error > kManyTimes * found->second.shows_from)
       continue;
-    outcome.verdict = Verdict::propagated;
+    outcome.verdict = Verdict::confounded;
     outcome.ancestor = found->second.finding;
     led_back.insert(outcome.place);
     return;

@@ -18,9 +18,10 @@
 namespace lockstep {
 namespace {
 
-// How grave: bitwise, rounding, propagated, inconclusive, structural, nonfinite, introduced.
+// How grave: bitwise, rounding, propagated, confounded, inconclusive, structural, nonfinite,
+// introduced.
 int gravity_of(Verdict verdict) {
-  static constexpr EnumArray<Verdict, int> kGravity = {{0, 1, 2, 6, 5, 4, 3}};
+  static constexpr EnumArray<Verdict, int> kGravity = {{0, 1, 2, 3, 7, 6, 5, 4}};
   return kGravity[verdict];
 }
 

@@ -26,7 +26,7 @@ struct NodeOutcome {
   double limit_ratio = 0;  // the largest statistic, in units of its limit
   int32_t position = 0;    // of the worst element's row
   ErrorSums sums;
-  int ancestor = -1;       // of a propagated node: its finding's number; -1: an overflow
+  int ancestor = -1;       // of a propagated or confounded node: its finding; -1: an overflow
   bool overflows = false;  // nonfinite as the exact result is too, which is no finding
   bool passes_on = false;  // nonfinite only because an input of the op is
   Verdict besides = Verdict::bitwise;  // then: what its finite elements come to

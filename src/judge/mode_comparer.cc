@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "src/judge/budget.h"
+#include "src/judge/free_slots.h"
 #include "src/stats/moments.h"
 #include "src/stats/statistics.h"
 
@@ -167,6 +168,25 @@ void ModeComparer::compare_row(size_t place, const TensorView& want, const Tenso
   }
 }
 
+std::string ModeComparer::unwritten(size_t place, const Record& record, const Group& group) const {
+  const Point& p = *ledger_.places()[place].point;
+  if (!p.is_cache() && p != point("attn.k_rope") && p != point("attn.v")) return "";
+  std::vector<int32_t> positions;
+  for (size_t i = group.first; i < group.first + group.count; ++i) {
+    TensorView halves = record.tensor.slice(i, 1);
+    const int64_t count = p.is_cache() ? 2 : 1;  // K and V may be written each by itself
+    halves.shape = {count, halves.count() / count};
+    if (holds_fill(halves, 0, pairing_.fill) || holds_fill(halves, count - 1, pairing_.fill))
+      positions.push_back(record.rows[i].position);
+  }
+  if (positions.empty()) return "";
+  return fmt::format(
+      "; nothing was written to the cache for {} of {} rows, position {} the first: they hold the "
+      "{} of free slots",
+      positions.size(), group.count, positions.front(),
+      std::isnan(pairing_.fill) ? "NaN" : fmt::format("{:g}", pairing_.fill));
+}
+
 NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Group& group) const {
   NodeOutcome outcome;
   outcome.place = static_cast<int>(place);
@@ -200,6 +220,7 @@ NodeOutcome ModeComparer::compare(size_t place, const Record& record, const Grou
         "{} (its request {}) has one and {} the other, from equal inputs ({} elements "
         "differ)",
         pairing_.base, group.base, pairing_.mode, wrong);
+    outcome.finding.rule += unwritten(place, record, group);
     outcome.finding.node.place = ledger_.places()[place];
     const std::string rank = pairing_.ranks ? pairing_.ranks->rank_of(outcome.finding) : "";
     if (!rank.empty()) outcome.finding.rule = rank + "; " + outcome.finding.rule;

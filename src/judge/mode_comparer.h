@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -72,7 +73,8 @@ class ModeComparer final : public Sink {
     std::string base, mode;
     std::vector<int32_t>
         base_of;  // by the mode's request: the base's; -1: a stranger, not compared
-    const ModeRanks* ranks = nullptr;  // borrowed; null: one process computes
+    const ModeRanks* ranks = nullptr;                      // borrowed; null: one process computes
+    float fill = std::numeric_limits<float>::quiet_NaN();  // of the mode's slots, until written
   };
 
   // `base` and `ledger`, which gets an outcome for every node, are borrowed.
@@ -91,6 +93,8 @@ class ModeComparer final : public Sink {
   };
   std::vector<Group> groups_of(std::span<const Row> rows) const;
   int32_t base_of(int32_t request) const;
+  // Says which rows of K and V, as they are read back, nobody wrote; "": none of them.
+  std::string unwritten(size_t place, const Record& record, const Group& group) const;
   NodeOutcome compare(size_t place, const Record& record, const Group& group) const;
   void compare_row(size_t place, const TensorView& want, const TensorView& got, int32_t position,
                    NodeOutcome& outcome) const;

@@ -88,6 +88,8 @@ std::string diverged_story(const Result& result) {
   text += flip_story(result);
   if (const int64_t passed_on = count_of(result, Verdict::propagated); passed_on > 0)
     text += fmt::format("; {} nodes after it only pass an error on", passed_on);
+  if (const int64_t unclear = count_of(result, Verdict::confounded); unclear > 0)
+    text += fmt::format("; {} are wrong by it or by themselves, which cannot be told", unclear);
   return text;
 }
 

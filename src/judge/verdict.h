@@ -24,14 +24,16 @@ enum class Verdict : uint8_t {
   bitwise,       // the bits of the exact result, rounded
   rounding,      // introduced error within the budget
   propagated,    // wrong, but not here: an ancestor introduced it, or overflows as it should
+  confounded,    // over the budget, by what a finding before it brought in or by this op too
   introduced,    // over the budget: this op did it
   nonfinite,     // NaN or Inf (Finding::rule says how it came)
   structural,    // missing, of another shape, dtype or rows, or not what its consumer read
   inconclusive,  // something needed was not captured
 };
 template <>
-inline constexpr auto kNamesOf<Verdict> = std::to_array<const char*>(
-    {"bitwise", "rounding", "propagated", "introduced", "nonfinite", "structural", "inconclusive"});
+inline constexpr auto kNamesOf<Verdict> =
+    std::to_array<const char*>({"bitwise", "rounding", "propagated", "confounded", "introduced",
+                                "nonfinite", "structural", "inconclusive"});
 
 // Whether a verdict is a difference to report: introduced, nonfinite or structural. A node that
 // overflows as its exact result does is nonfinite and none.
@@ -97,7 +99,7 @@ struct PlaceSummary {
   int32_t worst_request = 0, worst_position = 0, worst_pass = 0;
   double introduced_rms = 0, propagated_rms = 0, total_rms = 0;  // over all elements
   int64_t excluded = 0;  // elements in no statistic, because they are not finite
-  std::string ancestor;  // of a propagated one: "layer 2 attn.q_rope"
+  std::string ancestor;  // of a propagated or confounded one: "layer 2 attn.q_rope"
   // False where the numbers above are of no element (hashes, nothing finite, nothing judged): of
   // worst_... and introduced_rms, and of what is compared with the fp64 model.
   bool measured = true, compared = true;

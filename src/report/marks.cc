@@ -21,6 +21,7 @@ constexpr std::array<Mark, kNamesOf<Verdict>.size() + 1> kMarks = {{
     {"nonfinite", "N", "makes NaN or Inf here"},
     {"structural", "!", "missing, or of another shape"},
     {"propagated", "~", "wrong only by what it read"},
+    {"confounded", "?", "wrong by what it read or by itself"},
     {"overflow", "^", "overflows, as its exact result does"},
     {"inconclusive", "#", "not judged"},
 }};

@@ -42,7 +42,7 @@ std::string shown(const Cell& cell, const char* number_format) {
 // The colour of a glyph of a map (marks.h): wrong, or in doubt.
 const char* colour_of_glyph(const std::string& glyph) {
   if (glyph == "X" || glyph == "N" || glyph == "!") return kBad;
-  return glyph == "~" || glyph == "^" || glyph == "#" ? kUnsure : nullptr;
+  return glyph == "~" || glyph == "?" || glyph == "^" || glyph == "#" ? kUnsure : nullptr;
 }
 
 // Draws the blocks of one document on one screen.

@@ -87,6 +87,7 @@ std::string counts_text(const Result& result) {
     if (count > 0) text += fmt::format(", {} {}", count, what);
   };
   say(count_of(result, Verdict::propagated), "wrong only by what they read");
+  say(count_of(result, Verdict::confounded), "wrong by what they read or by themselves");
   text += fmt::format(", {} wrong", count_of(result, Verdict::introduced));
   say(count_of(result, Verdict::nonfinite), "not finite");
   say(count_of(result, Verdict::structural), "missing or of another shape");

@@ -234,11 +234,12 @@ Scope scope_from(const JsonValue& json) {
           .references_checked = json["references_checked"].whole<int64_t>()};
 }
 
-// Fields that 1.1 has beyond 1.0 may be missing.
+// Fields that 1.1 has beyond 1.0 may be missing, and before 1.2 no verdict was "confounded".
 Result result_from(const JsonValue& json) {
   if (!json["format"].is("lockstep-result")) json["format"].refuse("\"lockstep-result\"");
-  if (!json["format_version"].is("1.0") && !json["format_version"].is("1.1"))
-    json["format_version"].refuse("\"1.0\" or \"1.1\"");
+  const JsonValue version = json["format_version"];
+  if (!version.is("1.0") && !version.is("1.1") && !version.is("1.2"))
+    version.refuse("\"1.0\", \"1.1\" or \"1.2\"");
   const JsonValue nodes = json["nodes"];
   const auto verdict_of_run = find_named<RunVerdict>(json["verdict"].text());
   if (!verdict_of_run) json["verdict"].refuse("the verdict of a run");
@@ -254,7 +255,8 @@ Result result_from(const JsonValue& json) {
                 .blind = json["blind"].texts(),
                 .notes = json["notes"].texts()};
   for (const Verdict verdict : values_of<Verdict>())
-    result.counts[verdict] = nodes[name_of(verdict)].whole<int64_t>();
+    if (verdict != Verdict::confounded || version.is("1.2"))
+      result.counts[verdict] = nodes[name_of(verdict)].whole<int64_t>();
   if (const JsonValue first = json["first"]; !first.is_null()) result.first = finding_from(first);
   for (const JsonValue& f : json["findings"].items()) result.findings.push_back(finding_from(f));
   for (const JsonValue& c : json["confirmations"].items())

@@ -258,7 +258,7 @@ std::string report_json(const Result& result) {
   for (const auto& [name, value] : result.limits) limits[name] = json_number<Json>(value);
   Json json = {
       {"format", "lockstep-result"},
-      {"format_version", "1.1"},
+      {"format_version", "1.2"},
       {"verdict", name_of(result.verdict)},
       {"story", result.story},
       {"nodes", of_nodes(result)},

@@ -347,9 +347,10 @@ Result run_modes(const ModesRun& run) {
     const Result before = ledger.result();
     for (const Mode::Serving& serving : mode->servings(base)) {
       const std::optional<JoinedRanks> ranks = ranks_of(run, *mode);
-      ModeComparer lineup(
-          rows, {kBase, std::string(mode->name), serving.base_of, ranks ? &*ranks : nullptr},
-          ledger);
+      ModeComparer lineup(rows,
+                          {kBase, std::string(mode->name), serving.base_of,
+                           ranks ? &*ranks : nullptr, serving.engine.poison},
+                          ledger);
       Auditor mode_auditor(serving.engine.page_size);
       // The audit second: it must see what is written, which is the base's.
       Tee seen(lineup, mode_auditor);

@@ -202,6 +202,31 @@ TEST(DiffTokens, ANearTieIsNoise) {
       << r.story;
 }
 
+// The last token is fed to no pass; and what was forced before it does not choose it.
+TEST(DiffTokens, ALastTokenOfANearTieIsNoise) {
+  FakeRun a = run_of(), b = run_of();
+  for (FakeRun* run : {&a, &b}) {
+    std::erase_if(run->passes[2].tensors, [](const RecordedTensor& t) {
+      return t.point->name == "logits" || t.point->name == "token";
+    });
+    run->passes[2].logits[0].values[1] = run->passes[2].logits[0].values[0];
+    std::vector<int32_t>& tokens = run->manifest.requests[0].tokens;
+    run->manifest.requests[0].forced.assign(tokens.begin(), tokens.end() - 1);
+  }
+  TopLogits& top = b.passes[2].logits[0];
+  std::swap(top.ids[0], top.ids[1]);
+  top.chosen = b.manifest.requests[0].tokens.back() = top.ids[0];
+  DiffResult r = diff_of(a, b);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
+  ASSERT_EQ(r.flips.size(), 1u);
+  EXPECT_EQ(r.flips[0].cause, DiffResult::Flip::Cause::near_tie);
+  EXPECT_EQ(r.flips[0].position, 15);
+  top.values[1] -= 1;
+  std::swap(top.ids[0], top.ids[1]);
+  r = diff_of(a, b);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << "not the best of its logits";
+}
+
 TEST(DiffTokens, ATokenThatIsNotTheBestOfItsLogitsIsDifferent) {
   FakeRun wrong = flipped(0.5);
   std::swap(wrong.passes[0].logits[0].ids[0], wrong.passes[0].logits[0].ids[1]);

@@ -1,8 +1,11 @@
-// Which rows of two traces decide, and which row a finding names.
+// Which rows of two traces decide, and which row a finding names; and what they list of requests.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "src/judge/ledger.h"
 #include "tests/diff/diff_runs.h"
@@ -103,6 +106,92 @@ TEST(Diff, ATraceWhoseBestOfLogitsAreNotItsTensorsIsRefused) {
                 swapped ? diff_of(wrong, run_of()) : diff_of(run_of(), wrong);
               }).find("pass 1 of a trace, request 0, position 13: /logits says that number 1"),
               std::string::npos);
+}
+
+// The last one is fed to no pass.
+TEST(Diff, ATokenThatWasDrawnIsCompared) {
+  FakeRun a = run_of(), b = run_of();
+  for (FakeRun* run : {&a, &b})
+    for (RequestInfo& request : run->manifest.requests) request.sampled = true;
+  EXPECT_EQ(diff_of(a, b).verdict, DiffResult::Verdict::identical);
+  b.manifest.requests[1].tokens.back() += 1;
+  const DiffResult r = diff_of(a, b);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
+  EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
+  EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffResult::Verdict::identical);
+}
+
+// Prompts are of 13 and 9 tokens, and three are chosen after each.
+TEST(Diff, WhatOnlyTheListsOfRequestsHaveOtherwiseIsDifferent) {
+  using Change = void (*)(std::vector<RequestInfo>&);
+  const std::vector<std::pair<Change, std::string>> changes = {
+      {[](auto& all) { all[1].tokens.front() += 1; }, "request 1 is said to have got token"},
+      {[](auto& all) { all[1].tokens.back() += 1; }, "request 1 is said to have chosen token"},
+      {[](auto& all) { all[0].prompt[5] += 1; }, "request 0 is said to have got token"},
+      {[](auto& all) { all[0].prompt.push_back(all[0].tokens[0] + 1); }, "request 0 is said to"},
+      {[](auto& all) { all[0].prompt.pop_back(); }, "request 0 is said to have got token"},
+      {[](auto& all) { all[1].tokens.pop_back(); }, "request 1 is said to have a token at positi"},
+      {[](auto& all) { all[1].tokens.push_back(1); }, "request 1 is said to have a token at posi"},
+      {[](auto& all) { all[1].tokens.clear(); }, "request 1 is said to have a token at position 9"},
+      {[](auto& all) { all[1].argmax[1] += 1; }, "request 1 is said to have one most likely tok"},
+      {[](auto& all) { all[1].argmax.pop_back(); }, "request 1 is said to have one most likely t"},
+      {[](auto& all) { all[1].forced = {all[1].tokens[0] + 1}; }, "request 1 is said to have got"},
+      {[](auto& all) { all[1].stopped = true; }, "request 1 was ended by an end token or a stop"},
+      {[](auto& all) { all.push_back({.id = 77, .prompt = {1}}); }, "request 77 is in the"},
+  };
+  FakeRun a = run_of();
+  for (RequestInfo& request : a.manifest.requests) request.max_new = 3;
+  for (const auto& [change, said] : changes) {
+    FakeRun b = a;
+    change(b.manifest.requests);
+    for (const bool swapped : {false, true}) {
+      const DiffResult r = swapped ? diff_of(b, a) : diff_of(a, b);
+      EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << said;
+      ASSERT_EQ(r.structure.size(), 1u) << said;
+      EXPECT_EQ(r.structure[0].find(said), 0u) << r.structure[0];
+    }
+  }
+}
+
+TEST(Diff, ListsThatSayTheSameInAnotherWayAreIdentical) {
+  const FakeRun a = run_of();
+  const auto verdict = [&a](const FakeRun& b, const Selection& selection = {}) {
+    EXPECT_EQ(diff_of(b, a, selection).verdict, diff_of(a, b, selection).verdict);
+    return diff_of(a, b, selection).verdict;
+  };
+  FakeRun b = a;
+  for (RequestInfo& request : b.manifest.requests)
+    request.forced = {request.tokens[0], request.tokens[1]};
+  EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << "what it chose was forced";
+  b = a;
+  b.manifest.requests.clear();
+  EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << "it does not say";
+  b = a;
+  for (RequestInfo& request : b.manifest.requests) request.tokens.clear(), request.argmax.clear();
+  EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << "nor what became of them";
+  b = a;
+  for (RequestInfo& request : b.manifest.requests) request.max_new = 9, request.stopped = true;
+  EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << "it was asked for other numbers";
+  b = a;
+  for (RequestInfo& request : b.manifest.requests) {
+    request.prompt.insert(request.prompt.end(), request.tokens.begin(), request.tokens.end() - 1);
+    request.tokens = {request.tokens.back()};
+    request.argmax = request.tokens;
+  }
+  EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << "what one chose is the other's prompt";
+  b = a;
+  b.manifest.requests[1].tokens.back() += 1;
+  EXPECT_EQ(verdict(b, Selection("", "", "", "0")), DiffResult::Verdict::identical);
+  // Traces that begin at the first decode pass, by what they saw.
+  for (const bool as_prompt : {false, true}) {
+    b = a;
+    b.passes.erase(b.passes.begin());
+    for (RequestInfo& request : b.manifest.requests) {
+      request.prompt.assign(as_prompt ? 1 : 0, request.tokens[0]);
+      if (as_prompt) request.tokens.erase(request.tokens.begin());
+    }
+    EXPECT_EQ(verdict(b), DiffResult::Verdict::identical) << as_prompt;
+  }
 }
 
 }  // namespace

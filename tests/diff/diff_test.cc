@@ -154,29 +154,7 @@ TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
   EXPECT_EQ(text_of(v.places[0].place), "layer 0 attn.v");
 }
 
-// The last one is fed to no pass.
-TEST(Diff, ATokenThatWasDrawnIsCompared) {
-  FakeRun a = run_of(), b = run_of();
-  for (FakeRun* run : {&a, &b})
-    for (RequestInfo& request : run->manifest.requests) request.sampled = true;
-  EXPECT_EQ(diff_of(a, b).verdict, DiffResult::Verdict::identical);
-  b.manifest.requests[1].tokens.back() += 1;
-  const DiffResult r = diff_of(a, b);
-  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
-  EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
-  EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffResult::Verdict::identical);
-}
-
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
-TEST(Diff, TokensThatAreOnlySaidToDifferAreNotIdentical) {
-  FakeRun a = run_of(), b = run_of();
-  b.manifest.requests[1].tokens.front() += 1;
-  const DiffResult r = diff_of(a, b);
-  EXPECT_NE(r.verdict, DiffResult::Verdict::identical) << r.story;
-  ASSERT_EQ(r.structure.size(), 1u);
-  EXPECT_EQ(r.structure[0].find("request 1 is said to have got token"), 0u) << r.structure[0];
-}
-
 TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   FakeRun a = run_of();
   FakeRun b = run_of(DType::bf16, [](const Place& p, const PassInfo&, std::vector<double>& v) {

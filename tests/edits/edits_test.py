@@ -3,9 +3,9 @@
 python edits_test.py --lockstep BIN --data tests/data [--quick] [--only GLOB] [--json FILE]
 
 Exit status 1 when something wrong came out clean, something right did not, a trace in which numbers
-were changed is identical by `diff` to the one it was made of, or either crashed or ended in trouble
-without one sentence that says why. Where a wrong trace ends otherwise or elsewhere than expected,
-the table has a remark.
+or tokens were changed is identical by `diff` to the one it was made of, or either crashed or ended
+in trouble without one sentence that says why. Where a wrong trace ends otherwise or elsewhere than
+expected, the table has a remark.
 """
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def compare(lockstep: Path, source: Path, target: Path, result: Path) -> str:
 def remark_with(remark: str, edit: Edit, diffed: str) -> str:
     if diffed.startswith("crash"):
         return "CRASH"
-    numbers = edit.change_of_numbers and edit.expect == DIVERGED
-    return "SAME" if not remark and numbers and diffed == "identical" else remark
+    sound = remark not in FAILURES
+    return "SAME" if sound and edit.other_by_diff and diffed == "identical" else remark
 
 
 def remark_of(edit: Edit, wanted: Place | None, judged: Judgement) -> str:

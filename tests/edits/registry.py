@@ -1,6 +1,7 @@
 """What an edit is, and the list of all."""
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Place:
         return f"pass {self.number} {where}{self.point}"
 
 
+# Edits of wrong_tokens after which a trace still shows the tokens that it showed before: rows are
+# gone, or other things are said of how tokens were chosen.
+SAME_TOKENS = ("logit*", "a-request-that-is-not-declared", "forced-tokens-gone",
+               "forced-tokens-fewer", "sampled-run-said-to-be-greedy")
+
 Change = Callable[[Trace], Place | None]  # edits in place; where the first finding is expected
 Write = Callable[[Path, Path], Place | None]  # from a saved trace to another one
 
@@ -45,9 +51,13 @@ class Edit:
     quick: bool
 
     @property
-    def change_of_numbers(self) -> bool:
+    def other_by_diff(self) -> bool:
         """By the module that made it; diff pairs rows and looks neither at pages nor at papers."""
-        return getattr(self.write, "__module__", "") in ("wrong_values", "wrong_ops")
+        module = getattr(self.write, "__module__", "")
+        if module == "wrong_tokens":
+            return self.expect in (DIVERGED, DOUBT) and \
+                not any(fnmatch.fnmatch(self.name, name) for name in SAME_TOKENS)
+        return module in ("wrong_values", "wrong_ops") and self.expect == DIVERGED
 
 
 EDITS: list[Edit] = []

@@ -91,7 +91,7 @@ def output_token_changed_in_requests(trace: Trace) -> None:
     tokens[1] = other(tokens[1])
 
 
-@edit("greedy", expect=DIVERGED)
+@edit("greedy", expect=DIVERGED, quick=True)
 def last_token_changed_in_requests(trace: Trace) -> None:
     """/requests has another last token, which was never fed, than was chosen."""
     tokens = trace.request(0).tokens

@@ -56,7 +56,7 @@ Node node_of(const Pair& pair) {
 }
 
 char letter(const NodeOutcome& outcome) {
-  constexpr char kLetters[] = "brpins?";
+  constexpr char kLetters[] = "brpcins?";
   return outcome.overflows ? 'o' : kLetters[static_cast<size_t>(outcome.verdict)];
 }
 

@@ -231,6 +231,39 @@ TEST_F(JudgeTest, RowsThatEachPassComputesAgainAreSaid) {
                     "first: no cache is used"));
 }
 
+// Q, K and V read one norm that no pass has. Where Q is wrong by the norm, so are K and V; and
+// whether V is wrong by itself too, nothing tells.
+TEST_F(JudgeTest, AnOpBehindAWrongOneThatIsNotSeenIsNotSaidToBeRightByItself) {
+  const auto has = [](const Place& place) { return place.point->name != "attn.norm"; };
+  for (const bool twice : {false, true}) {
+    FakeModel model(DType::bf16, [&](const Place& place, const PassInfo&, std::vector<double>& v) {
+      const bool wrong = !has(place) || (twice && place.point->name == "attn.v");
+      if (place.layer == 1 && wrong)
+        for (double& x : v) x *= 1.5;
+    });
+    FakeRun run = fake_run(model, DType::bf16);
+    for (Pass& pass : run.passes)
+      std::erase_if(pass.tensors, [&](const RecordedTensor& t) {
+        return !has({t.point, t.layer});
+      });
+    const Result result = judged(run, true, {.recorded = has});
+    expect_first(result, "layer 1 attn.q", 0, 0, Verdict::introduced);
+    EXPECT_EQ(count(result, Verdict::introduced), 6) << "two requests in three passes";
+    EXPECT_EQ(count(result, Verdict::confounded), 12);
+    EXPECT_EQ(result.judged, result.expected);
+    for (const PlaceSummary& p : result.places) {
+      const bool behind = p.place.layer == 1 &&
+                          (p.place.point->name == "attn.k" || p.place.point->name == "attn.v");
+      EXPECT_EQ(p.verdict == Verdict::confounded, behind) << text_of(p.place);
+      EXPECT_TRUE(!behind || p.ancestor == "layer 1 attn.q") << p.ancestor;
+    }
+    EXPECT_NE(result.story.find("; 12 are wrong by it or by themselves, which cannot be told"),
+              std::string::npos)
+        << result.story;
+    EXPECT_TRUE(notes(result, "whether it has one of its own cannot be told until that is right"));
+  }
+}
+
 // A fused add and norm reads a sum of which the trace has what was stored, and not the addends.
 TEST_F(JudgeTest, ANormOfASumWhoseAddendsWereNotRecordedIsJudgedOnWhatWasStored) {
   const auto is_norm = [](const Place& place) { return place.point->name == "mlp.norm"; };

@@ -92,6 +92,16 @@ TEST(ResultFromJson, GivesBackEveryKindOfResult) {
   }
 }
 
+TEST(ResultFromJson, ReadsWhatOlderVersionsKept) {
+  Json old = Json::parse(report_json(diverged_result()));
+  old["nodes"].erase("confounded");
+  EXPECT_NE(error_of([&] { result_from_json(old.dump(), "r.json"); }), "");
+  old["format_version"] = "1.1";
+  const Result back = result_from_json(old.dump(), "r.json");
+  EXPECT_EQ(back.counts[Verdict::propagated], 80);
+  EXPECT_EQ(back.counts[Verdict::confounded], 0);
+}
+
 TEST(ResultFromJson, KeepsNumbersThatAreNotFinite) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const double x : {kInfinity, -kInfinity}) {

@@ -96,7 +96,7 @@ Result rope_bug() {
   for (const char* name : {"attn.q_rope", "attn.k_rope"})
     place_of(r, name, 3).verdict = Verdict::introduced;
   pass_on_after(r, "attn.k_rope", 3);
-  r.counts = {500, 60, 206, 10, 0, 0, 0};
+  r.counts = {500, 60, 206, 0, 10, 0, 0, 0};
   r.requests[1].flips = {{.position = 4,
                           .engine = 11,
                           .reference = 12,
@@ -191,6 +191,24 @@ TEST(ResultScreen, ColoursNothingThatIsNotSaidWithoutThem) {
   EXPECT_EQ(std::regex_replace(coloured, std::regex("\033\\[[0-9;]*m"), ""), plain);
 }
 
+TEST(ResultScreen, SaysWhereNothingTellsWhetherAnOpIsWrongByItself) {
+  Result r = rope_bug();
+  place_of(r, "mlp.down", 3).verdict = Verdict::confounded;
+  r.counts[Verdict::propagated] -= 4, r.counts[Verdict::confounded] = 4;
+  const std::string text = screen(r, 200);
+  expect_line(text,
+              "    3   =   =   =   =   =   =   X   X   =   ~   ~   ~   ~   ~   ~   ~   ?   ~");
+  EXPECT_NE(text.find("~ wrong only by what it read   ? wrong by what it read or by itself"),
+            std::string::npos);
+  EXPECT_NE(text.find("202 wrong only by what they read, 4 wrong by what they read or by "
+                      "themselves, 10 wrong"),
+            std::string::npos)
+      << text;
+  const Result back = result_from_json(report_json(r), "r.json");
+  EXPECT_EQ(place_of(const_cast<Result&>(back), "mlp.down", 3).verdict, Verdict::confounded);
+  EXPECT_EQ(back.counts[Verdict::confounded], 4);
+}
+
 TEST(ResultScreen, HasTheNumbersOfTheJson) {
   const Result r = rope_bug();
   const auto json = nlohmann::json::parse(report_json(r));
@@ -217,7 +235,7 @@ TEST(ResultScreen, HasTheNumbersOfTheJson) {
 
 TEST(ResultScreen, OfACleanRunIsAFewLines) {
   Result r = result_of(6, kDense);
-  r.counts = {760, 10, 0, 0, 0, 0, 0};
+  r.counts = {760, 10, 0, 0, 0, 0, 0, 0};
   PlaceSummary& nearest = place_of(r, "attn.k_rope", 2);
   nearest.verdict = Verdict::rounding;
   nearest.worst_t1 = 0.913;
@@ -253,7 +271,7 @@ TEST(ResultScreen, OfNaNShowsTheOriginAndWhatCarriesIt) {
   origin.verdict = Verdict::nonfinite;
   origin.measured = origin.compared = false;
   pass_on_after(r, "attn.out", 2);
-  r.counts = {400, 0, 100, 0, 1, 0, 0};
+  r.counts = {400, 0, 100, 0, 0, 1, 0, 0};
   r.logits->kl_mean = std::nan("");
   summarise(r);
   const std::string text = screen(r);

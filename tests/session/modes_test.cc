@@ -132,6 +132,22 @@ TEST(Modes, SlotsThatAreReadBeforeTheyAreWrittenShowByTheirPoison) {
   EXPECT_NE(result.first->rule.find("and poison the other"), std::string::npos);
 }
 
+TEST(Modes, RowsThatNobodyWroteAreKnownByWhatFreeSlotsHold) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (const auto& [mode, holds] : {std::pair("poison", "60000"), std::pair("pages", "NaN")}) {
+      ModesRun run = run_of(checkpoint_of("tiny/qwen3-default"), dtype, mode);
+      run.faults = {parse_fault("new-token-never-cached@layer=1")};
+      const Result result = run_modes(run);
+      ASSERT_TRUE(result.first) << result.story;
+      EXPECT_EQ(result.first->node.place, (Place{&point("attn.kv"), 1}));
+      const std::string rule =
+          "; nothing was written to the cache for 1 of 20 rows, position 19 the first: they hold "
+          "the " +
+          std::string(holds) + " of free slots";
+      EXPECT_TRUE(result.first->rule.ends_with(rule)) << result.first->rule;
+    }
+}
+
 TEST(Modes, AWrongPageIsSeenByTheAuditOfTheModeToo) {
   ModesRun run = run_of(checkpoint_of("bard-qwen3"), DType::bf16, "pages");
   run.faults = {parse_fault("wrong-page@layer=1")};

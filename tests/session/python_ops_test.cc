@@ -96,6 +96,8 @@ TEST_F(PythonOps, ThatAreFusedAreJudgedAsRegions) {
   EXPECT_EQ(regions["mlp.act"][1]["point"], "mlp.up");
   ASSERT_EQ(regions["attn.q_rope"].size(), 1u) << regions["attn.q_rope"];
   EXPECT_EQ(regions["attn.q_rope"][0]["point"], "attn.q_norm");
+  EXPECT_NE(result["notes"].dump().find("looks like was not searched for, nor "), std::string::npos)
+      << "causes are searched for in two regions: " << result["notes"];
 }
 
 // Its weights come by name.
@@ -133,6 +135,11 @@ TEST_F(PythonOps, OfAWholeLayerThatMayHideAFurtherErrorAreSaidTo) {
   EXPECT_EQ(result["first"]["point"], "attn.v");
   EXPECT_NE(result["notes"].dump().find("too, by what an error found before"), std::string::npos)
       << result["notes"];
+  EXPECT_GT(result["nodes"]["confounded"], 0);
+  const auto& places = result["points"];
+  EXPECT_TRUE(std::ranges::any_of(places, [](const auto& place) {
+    return place["point"] == "mlp.residual" && place["verdict"] == "confounded";
+  })) << places;
 }
 
 // The fact that nothing was written comes before what it makes of the numbers.

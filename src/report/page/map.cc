@@ -111,8 +111,8 @@ std::vector<PlaceMap::Choice> choices_of(const Result& result) {
   // The filter shows the first one's glyph where several kinds of ops are wrong.
   if (first < std::ssize(wrong))
     add("f-wrong", mark_of(result, result.places[first]), std::ranges::count(wrong, true));
-  for (const Verdict verdict :
-       {Verdict::propagated, Verdict::rounding, Verdict::bitwise, Verdict::inconclusive}) {
+  for (const Verdict verdict : {Verdict::confounded, Verdict::propagated, Verdict::rounding,
+                                Verdict::bitwise, Verdict::inconclusive}) {
     const Mark& mark = mark_of(verdict);
     add(fmt::format("f-{}", mark.name), mark,
         std::ranges::count(result.places, verdict, &PlaceSummary::verdict));
