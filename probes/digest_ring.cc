@@ -25,9 +25,6 @@ constexpr unsigned kMostThreads = 8;
 // Enough for a while: the rows of the caches grow with every pass.
 int64_t with_room(int64_t bytes) { return bytes + bytes / 2; }
 
-bool is_cache(const Point& point) { return point.is_cache(); }
-bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 int64_t length_of(const PassInfo& info, int32_t request) {
   int64_t length = 0;
   for (const PassRow& row : info.rows)
@@ -38,7 +35,7 @@ int64_t length_of(const PassInfo& info, int32_t request) {
 // The owner of each row of a tensor.
 std::vector<Row> rows_of(const DigestLayout::Tap& tap, const PassInfo& info) {
   std::vector<Row> rows;
-  if (!is_of_logits(*tap.point)) {
+  if (!tap.point->is_of_logits()) {
     for (const PassRow& row : info.rows) rows.push_back(row.row);
     return rows;
   }
@@ -78,7 +75,7 @@ struct DigestRing::Slot {
   int64_t each_tensor(Use use) const {
     int64_t offset = (digest_bytes() + kLine - 1) / kLine * kLine;
     for (const DigestLayout::Tap& tap : pass.layout->taps) {
-      if (is_cache(*tap.point) || !(tap.keeps || is_of_logits(*tap.point))) continue;
+      if (tap.point->is_cache() || !(tap.keeps || tap.point->is_of_logits())) continue;
       const TensorView view = shown(tap, pass.info);
       use(tap, offset, view);
       offset += (view.bytes() + kLine - 1) / kLine * kLine;
@@ -163,13 +160,13 @@ Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
   const std::vector<DigestLayout::Tap>& taps = pass.layout->taps;
   std::vector<size_t> first{0};  // tensor of each tap
   for (const DigestLayout::Tap& tap : taps)
-    first.push_back(first.back() + (is_cache(*tap.point) ? lengths.size() : 1));
+    first.push_back(first.back() + (tap.point->is_cache() ? lengths.size() : 1));
   Pass arrived_pass{.info = pass.info};
   arrived_pass.tensors.resize(first.back());
   pool.run(std::ssize(taps), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto mine = std::span(arrived_pass.tensors).subspan(first[i], first[i + 1] - first[i]);
-      if (is_cache(*taps[i].point))
+      if (taps[i].point->is_cache())
         put_caches(taps[i], mine);
       else
         mine[0] = tensor(taps[i]);

@@ -114,9 +114,8 @@ void in_torch(const std::function<void()>& body) {
                       "memory there",
                       lacks));
     fail(
-        "LibTorch could not compute what the reference asked of it ({}): check that this machine "
-        "has "
-        "memory left",
+        "LibTorch could not compute what the reference asked of it ({}): please report it, with "
+        "the model's config.json",
         error.what_without_backtrace());
   }
 }

@@ -11,8 +11,6 @@
 namespace lockstep {
 namespace {
 
-bool is_of_logits(const Point& p) { return p == point("logits") || p == point("token"); }
-
 bool has_row(const RecordedTensor& tensor, const Row& row) {
   return std::ranges::find(tensor.rows, row) != tensor.rows.end();
 }
@@ -41,7 +39,7 @@ std::string OpInputs::pick(const Pass& kept, const Place& place, const std::vect
     if (!there) return fmt::format("the numbers of {} were not kept", text_of(input));
     read.push_back(tensor);
   }
-  const bool of_logits = is_of_logits(*place.point);
+  const bool of_logits = place.point->is_of_logits();
   std::vector<PassRow> some;
   if (of_logits)
     for (const int32_t row : kept.info.logit_rows) some.push_back(kept.info.rows.at(row));

@@ -63,6 +63,14 @@ class Tables(unittest.TestCase):
             self.assertEqual([(n.point, n.layer, list(n.inputs)) for n in made],
                              [(n.point, n.layer, n.inputs) for n in other])
 
+    def test_heads_are_as_wide_as_their_family_has_them(self):
+        # As transformers' own configurations of the two families have it where head_dim is not named.
+        for checkpoint, wide in ((QWEN3, 128), (QWEN25, None)):
+            config = dict(graph.read_config(checkpoint))
+            config.pop("head_dim", None)
+            wanted = wide or config["hidden_size"] // config["num_attention_heads"]
+            self.assertEqual(graph.dimensions(config)["D"], wanted)
+
 
 class Digests(unittest.TestCase):
     def assert_as_defined(self, tensor, found):

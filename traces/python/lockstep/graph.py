@@ -13,6 +13,8 @@ Config = Mapping[str, Any]
 ConfigLike = Union[Config, str, "pathlib.Path", object]
 
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+# Of a family whose heads are not hidden / heads wide where its configuration does not say.
+HEAD_DIMS = {"qwen3": 128}
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def dimensions(config: Config) -> dict[str, int]:
     """The letters of a map file: H heads, K kv heads, D head dim, h hidden, I, V, L layers."""
     try:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        usual = HEAD_DIMS.get(config.get("model_type"), hidden // heads)
         return {"H": heads, "K": config.get("num_key_value_heads") or heads,
-                "D": config.get("head_dim") or hidden // heads, "h": hidden,
+                "D": config.get("head_dim") or usual, "h": hidden,
                 "I": config["intermediate_size"], "V": config["vocab_size"],
                 "L": config["num_hidden_layers"]}
     except KeyError as error:
