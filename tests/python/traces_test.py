@@ -64,7 +64,7 @@ class Tables(unittest.TestCase):
                              [(n.point, n.layer, n.inputs) for n in other])
 
     def test_heads_are_as_wide_as_their_family_has_them(self):
-        # As transformers' own configurations of the two families have it where head_dim is not named.
+        # As transformers' configurations of the families have it where head_dim is not named.
         for checkpoint, wide in ((QWEN3, 128), (QWEN25, None)):
             config = dict(graph.read_config(checkpoint))
             config.pop("head_dim", None)

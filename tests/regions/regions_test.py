@@ -60,7 +60,7 @@ class Judged(unittest.TestCase):
             self.check(setting, BUGS[name], selections, {RIGHT, LATER})
 
     def test_tokens_alone_name_no_op_where_a_region_is_wide(self):
-        # Where a processor's LibTorch rounds otherwise, no token differs, and nothing is left to say.
+        # Where a processor's LibTorch rounds otherwise, no token differs: nothing is left to say.
         self.check(QWEN25, BUGS["rope-frequencies-in-bf16"], ["six"], {UNSURE, MISSED})
 
 
