@@ -49,14 +49,14 @@ Element element_of(const WeighedRow& row, int64_t position, size_t i) {
   return {position, static_cast<int64_t>(i), row.want[i], row.got[i], row.budgets[i]};
 }
 
-// Shares columns among threads, some to each.
-void for_columns(size_t columns, ThreadPool* threads, const auto& body) {
-  const auto parts = static_cast<int64_t>(columns + kColumnsTogether - 1) / kColumnsTogether;
-  parallel_for(threads, parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      const auto first = static_cast<size_t>(part * kColumnsTogether);
-      body(first, std::min(columns, first + static_cast<size_t>(kColumnsTogether)));
-    }
+// Shares columns among threads, a line of the cache of each amount at least to each.
+void for_columns(int64_t columns, ThreadPool* threads, const auto& body) {
+  constexpr int64_t kLeast = 64;
+  const int64_t each = threads ? columns / threads->size() : columns;
+  const int64_t some = std::clamp(each, kLeast, kColumnsTogether) / kLeast * kLeast;
+  parallel_for(threads, (columns + some - 1) / some, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * some; first < std::min(end * some, columns); first += some)
+      body(first, std::min(columns, first + some));
   });
 }
 

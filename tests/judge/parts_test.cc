@@ -148,7 +148,7 @@ TEST_F(PartsTest, AModelHoldsWhatWasNotDropped) {
   std::vector<int> said;
   ModelPass pass(
       model, run.passes[0].info, [](const Point& p, int) { return p.name != "attn.q"; },
-      [&](int layer) { said.push_back(layer); });
+      [&](int layer) { said.push_back(layer); }, /*threads=*/2);
   EXPECT_TRUE(pass.pass().tensors.empty());
   pass.advance(-1);
   EXPECT_EQ(pass.pass().tensors.size(), 1u);
