@@ -2,11 +2,14 @@
 //
 // A block is as many rows as the oracle's fp64 tensors of them are small, about 100 bytes an
 // element: its memory does not grow with the pass. Its budget is made row by row, next to the
-// measurement that reads it.
+// measurement that reads it. While a block is measured, the oracle is asked about the next one, so
+// that the processors do not wait for the device on which it computes, nor that for them.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <memory>
 #include <thread>
 
 #include "src/judge/carried.h"
@@ -15,6 +18,13 @@
 namespace lockstep {
 namespace {
 
+// The oracle holds so much at once: more is asked for in blocks of rows. Small ones find the memory
+// of the last one, where large ones get new pages, which cost more than what is computed there.
+// Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
+// little.
+constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
+// About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
+constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
 // added up: a number each is kept until then.
 constexpr int64_t kSharedElements = 1 << 16;
@@ -68,15 +78,81 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   return question;
 }
 
+// A question that the oracle is asked, in the background or when the answer is wanted.
+struct OpJudge::Asked {
+  Asked(Oracle& asked, Question about, size_t first_)
+      : oracle(asked), question(std::move(about)), first(first_) {}
+  Asked(const Asked&) = delete;
+  // Whoever answers reads the question.
+  ~Asked() {
+    if (by) by->wait();
+  }
+
+  void begin(Background& background) {
+    by = &background;
+    background.begin([this] {
+      try {
+        found = oracle.evaluate(question.call);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+  }
+  Exact answer() {
+    if (!by) return oracle.evaluate(question.call);
+    std::exchange(by, nullptr)->wait();
+    if (failure) std::rethrow_exception(failure);
+    return std::move(found);
+  }
+
+  Oracle& oracle;
+  Question question;
+  size_t first;              // row of the group
+  Background* by = nullptr;  // null: nobody answers it now
+  Exact found;
+  std::exception_ptr failure;
+};
+
+bool OpJudge::measure_under(RoundingContract contract, const Place& place,
+                            const std::vector<Place>& inputs, const JudgedPass& pass,
+                            Group& group) {
+  const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
+  const auto rows_in = [&](int64_t bytes) {
+    return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
+  };
+  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
+  const size_t count = group.rows.size();
+  std::unique_ptr<Asked> next;
+  const auto ask = [&](size_t first) {
+    if (first < count)
+      next = std::make_unique<Asked>(
+          oracle_,
+          question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
+          first);
+  };
+  ask(0);
+  while (next) {
+    const std::unique_ptr<Asked> asked = std::move(next);
+    const Exact exact = asked->answer();
+    ask(asked->first + block);
+    // Where inputs are known but for an error, this thread asks more about the block.
+    if (next && !group.blurred) {
+      if (!background_) background_ = std::make_unique<Background>();
+      next->begin(*background_);
+    }
+    if (!judge_block(asked->question, asked->first, exact, pass, group)) return false;
+  }
+  group.compared = true;
+  return true;
+}
+
 // A block is so many rows of one place, of one request or of several: the oracle answers for it in
-// fp64, and memory holds one answer.
-bool OpJudge::judge_block(RoundingContract contract, const Place& place,
-                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
-                          size_t first, size_t count) {
-  const Question question = question_of(contract, place, inputs, pass, group, first, count);
+// fp64, and memory holds one answer, and the next.
+bool OpJudge::judge_block(const Question& question, size_t first, const Exact& exact,
+                          const JudgedPass& pass, Group& group) {
   const OracleCall& call = question.call;
+  const Place& place = call.place;
   const std::span<const Row> rows = call.rows;
-  const Exact exact = oracle_.evaluate(call);
   const SelectedRows got(group.tensor, rows);
   // The ops that read it cannot be asked about either: a tensor of a wrong shape is no input.
   if (exact.shape != got.view().shape) {
