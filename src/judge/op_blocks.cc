@@ -26,9 +26,9 @@ constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows 
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
-// added up: a number each is kept until then.
+// added up: nine numbers each are kept until then.
 constexpr int64_t kSharedElements = 1 << 16;
-constexpr size_t kAtATime = 1 << 17;
+constexpr size_t kAtATime = 1 << 19;
 
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
@@ -266,7 +266,7 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
   const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
-  std::vector<double> of_got, of_exact, of_rounded;
+  thread_local std::vector<double> of_got, of_exact, of_rounded;  // not cleared for each row
   const std::span<const double> seen = row_of(block.got, row, of_got);
   const Budget b = budget_of_row(block, i);
   if (options_.show && block.exact.contract == candidates(block.place).front())
@@ -291,7 +291,7 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 // does not depend on how many threads there are.
 void OpJudge::measure_block(const Block& block, Group& group) {
   const size_t size = block.got.row_size(), count = block.rows.size();
-  const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
+  const size_t times = 1 + size * count / kAtATime, some = (count + times - 1) / times;
   for (size_t first = 0; first < count; first += some) {
     std::vector<Measured> all(std::min(some, count - first));
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
