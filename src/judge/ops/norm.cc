@@ -32,7 +32,7 @@ std::vector<RoundingContract> tried(const ContractTraits&) {
   return {fused, hf, unrounded_sum, hf_unrounded_sum};
 }
 
-// What is of a row is made once a row.
+// The deviation is that of a row, and made once for it.
 void inner(const Exact& e, size_t first, DType, const JudgedOp::InnerErrors& errors) {
   const auto width = static_cast<size_t>(e.shape.last());
   const double bound = scale_bound(e);
