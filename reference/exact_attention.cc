@@ -386,7 +386,7 @@ bool holds_keys_by_dims(const AttentionCall& call) {
 void attend_on_device(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       std::span<const KeyRange> seen, const AttentionCall& call, Attended& all) {
   const int64_t queries = q.size(0), group = q.size(2), heads = q.size(1) * group;
-  // Of scores some eight tensors are there at once.
+  // There are some eight tensors of scores at once.
   const int64_t widest = holds_keys_by_dims(call) ? std::max(heads, group * q.size(3)) : 4 * heads;
   for (int64_t first = 0, count = 0; first < queries; first += count) {
     const std::span from = seen.subspan(first);

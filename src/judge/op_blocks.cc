@@ -261,7 +261,8 @@ ThreadPool* OpJudge::threads_for(int64_t elements) {
   return threads_.get();
 }
 
-OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
+OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i,
+                                       Meter::Row& into) const {
   const size_t size = block.got.row_size();
   const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
@@ -272,11 +273,10 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
   Measured measured;
-  measured.row = member.meter->measure(
-      block.rows[i].position,
-      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried});
+  into = member.meter->measure(block.rows[i].position, {seen, want, b.limit, b.variance, b.shared,
+                                                        b.misround, b.gain, b.carried});
   // Far below a budget no element is over it by another rounding of the quotient.
-  const Measure& measure = measured.row.measure;
+  const Measure& measure = into.measure;
   const bool sure = measure.excluded == 0 && measure.worst.budgets < 0.999;
   for (size_t e = 0; e < size && !sure && !measured.wrong; ++e)
     measured.wrong = std::fabs(seen[e] - want[e]) > b.limit[e];
@@ -288,26 +288,27 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 }
 
 // Rows are measured by all threads, some at a time, and added in their order, so that the result
-// does not depend on how many threads there are.
+// does not depend on how many threads there are. What a row came to is let go by the thread that
+// measures another in its place.
 void OpJudge::measure_block(const Block& block, Group& group) {
   const size_t size = block.got.row_size(), count = block.rows.size();
-  const size_t times = 1 + size * count / kAtATime, some = (count + times - 1) / times;
-  for (size_t first = 0; first < count; first += some) {
-    std::vector<Measured> all(std::min(some, count - first));
+  const size_t times = 1 + size * count / kAtATime, most = (count + times - 1) / times;
+  for (size_t first = 0; first < count; first += most) {
+    const size_t some = std::min(most, count - first);
+    std::vector<Measured> all(some);
+    if (rows_.size() < some) rows_.resize(some);
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i);
+      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i, rows_[i]);
     });
     const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
-    for (size_t i = 0, end = 0; i < all.size(); i = end) {
-      while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
+    for (size_t i = 0, end = 0; i < some; i = end) {
+      while (end < some && owner_of(end) == owner_of(i)) ++end;
       Group::Member& member = group.members[owner_of(i)];
-      std::vector<Meter::Row> rows;
       for (size_t j = i; j < end; ++j) {
-        rows.push_back(std::move(all[j].row));
         member.sums.add(all[j].sums);
         member.orders.add(all[j].wrong, all[j].order);
       }
-      member.meter->add(rows, block.threads);
+      member.meter->add(std::span(rows_).subspan(i, end - i), block.threads);
     }
   }
 }

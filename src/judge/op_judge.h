@@ -131,7 +131,7 @@ class OpJudge {
  private:
   struct Group;     // nodes that the oracle is asked for together
   struct Block;     // some of its rows, and all that they are measured by
-  struct Measured;  // one of them
+  struct Measured;  // what one of them came to beside its numbers
   struct Question;  // some of its rows, and what the oracle is asked about them
   struct Asked;     // the same, and its answer
 
@@ -182,7 +182,7 @@ class OpJudge {
   // Keeps by how much the block's budgets are widened. False: so much that they allow anything.
   bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
-  Measured measure_row(const Block& block, const Group& group, size_t row) const;
+  Measured measure_row(const Block& block, const Group& group, size_t row, Meter::Row& into) const;
   void measure_block(const Block& block, Group& group);
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);
@@ -216,6 +216,7 @@ class OpJudge {
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;
   JudgedRows judged_rows_;
+  std::vector<Meter::Row> rows_;  // of a block, for as long as it is measured
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
 };
 
