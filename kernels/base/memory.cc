@@ -28,7 +28,7 @@ std::mutex runtimes_mutex;
 std::map<int, DeviceRuntime> runtimes;
 
 // The host's large memory. What is kept and what is in use are together never more than what was
-// once in use, so that a process needs no more at its peak than without. Several threads may use
+// once in use, and what is kept has a bound, since others want memory too. Several threads may use
 // it.
 class HostMemory {
  public:
@@ -38,6 +38,7 @@ class HostMemory {
 #else
   static constexpr int64_t kLarge = 1 << 20;  // smaller memory is the C library's
 #endif
+  static constexpr int64_t kMostKept = int64_t{2} << 30;
 
   // Null when there is not enough.
   void* allocate(int64_t bytes) {
@@ -63,6 +64,7 @@ class HostMemory {
     used_ -= bytes;
     kept_ += bytes;
     blocks_.push_back({memory, bytes});
+    give_back(kept_ - kMostKept);
   }
 
  private:
