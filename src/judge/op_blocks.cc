@@ -273,8 +273,10 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
   Measured measured;
-  into = member.meter->measure(block.rows[i].position, {seen, want, b.limit, b.variance, b.shared,
-                                                        b.misround, b.gain, b.carried});
+  into = member.meter->measure(
+      block.rows[i].position,
+      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried},
+      std::move(into.elements));
   // Far below a budget no element is over it by another rounding of the quotient.
   const Measure& measure = into.measure;
   const bool sure = measure.excluded == 0 && measure.worst.budgets < 0.999;
