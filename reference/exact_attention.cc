@@ -8,6 +8,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
@@ -17,6 +18,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -38,8 +40,9 @@ namespace {
 
 // Elements of the largest tensor that is made for a block of queries on a device: 128 MiB.
 constexpr int64_t kDeviceBlock = 1 << 24;
-// Queries of a block on the CPU.
-constexpr int64_t kTogether = 16;
+// Queries of a block at most on a device, where each is computed with all keys that the last one
+// sees, and on the CPU.
+constexpr int64_t kTogetherOnDevice = 128, kTogether = 16;
 
 // One entry per query head: [queries, kv heads, group] and, but for score and overlap, [..,
 // head_dim]. What the contract does not need is undefined.
@@ -99,20 +102,33 @@ bool has_ties(RoundingContract contract) {
 double scale_of(const at::Tensor& q) { return 1 / std::sqrt(q.size(-1)); }
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
-// [.., queries, dim]. All heads at once where that is little, for the time then goes into launches.
+// [.., queries, dim]. It makes tensors of all keys by all dims: of all heads and queries at once
+// where these are small, for the time then goes into launches, else of a head and some queries.
 at::Tensor by_heads(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o, auto of) {
-  if (p.size(0) == 1 || p.numel() * v.size(-1) <= kDeviceBlock) return of(p, v, o);
-  std::vector<at::Tensor> heads;
-  for (int64_t h = 0; h < p.size(0); ++h) {
-    const auto of_head = [h](const at::Tensor& x) { return x.narrow(0, h, 1); };
-    heads.push_back(of(of_head(p), of_head(v), of_head(o)));
+  const int64_t elements = p.numel() * v.size(-1), heads = p.size(0), queries = p.size(2);
+  if (elements <= kDeviceBlock || (heads == 1 && queries == 1)) return of(p, v, o);
+  std::vector<at::Tensor> parts;
+  if (heads > 1) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const auto of_head = [h](const at::Tensor& x) { return x.narrow(0, h, 1); };
+      parts.push_back(by_heads(of_head(p), of_head(v), of_head(o), of));
+    }
+    return at::cat(parts);
   }
-  return at::cat(heads);
+  const int64_t some = std::max<int64_t>(1, kDeviceBlock / (elements / queries));
+  for (int64_t first = 0; first < queries; first += some) {
+    const int64_t count = std::min(some, queries - first);
+    parts.push_back(of(p.narrow(2, first, count), v, o.narrow(2, first, count)));
+  }
+  return at::cat(parts, 2);
 }
 
-// sum p |v - o|, on a device.
+// sum p |v - o|, on a device. With a beta that is next to nothing this loss is |v - o|, in one pass
+// over memory where a difference and its size are three.
 at::Tensor spread_of(const at::Tensor& p, const at::Tensor& v, const at::Tensor& o) {
-  const at::Tensor apart = (v.unsqueeze(1).unsqueeze(1) - o.unsqueeze(3)).abs_();
+  const at::Tensor apart =
+      at::smooth_l1_loss(v.unsqueeze(1).unsqueeze(1), o.unsqueeze(3), at::Reduction::None,
+                         /*beta=*/std::numeric_limits<double>::min());
   return at::matmul(p.unsqueeze(3), apart).squeeze(3);
 }
 
@@ -358,16 +374,24 @@ void put_some(const Attended& some, int64_t first, int64_t count, Attended& all)
   });
 }
 
-// Takes as many queries at once as a tensor of their scores has room for, and hides the keys that
-// one of them does not see behind a mask. For a device, where launches cost more than arithmetic.
+// Contracts under which a block would hold all keys by all dims.
+bool holds_keys_by_dims(const AttentionCall& call) {
+  return call.for_budget &&
+         (rounds_weights(call.contract) || call.contract == RoundingContract::flash_fp16);
+}
+
+// Takes as many queries at once as a tensor of their scores has room for, or of all keys by all
+// dims where the contract needs that, and hides the keys that one of them does not see behind a
+// mask. For a device, where launches cost more than arithmetic.
 void attend_on_device(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       std::span<const KeyRange> seen, const AttentionCall& call, Attended& all) {
-  const int64_t queries = q.size(0);
-  const int64_t group = q.size(2), widest = std::max(q.size(1) * group, group * q.size(3));
+  const int64_t queries = q.size(0), group = q.size(2), heads = q.size(1) * group;
+  // There are some eight tensors of scores at once.
+  const int64_t widest = holds_keys_by_dims(call) ? std::max(heads, group * q.size(3)) : 4 * heads;
   for (int64_t first = 0, count = 0; first < queries; first += count) {
     const std::span from = seen.subspan(first);
     // Keys grow along a prompt: those of the last query that may join bound the block's size.
-    const int64_t most = std::min<int64_t>(queries - first, 512);
+    const int64_t most = std::min(queries - first, kTogetherOnDevice);
     const KeyRange widest_range = seen_by(from.first(most), q.device()).range;
     count = std::clamp<int64_t>(kDeviceBlock / ((widest_range.end - widest_range.begin) * widest),
                                 1, most);
@@ -405,12 +429,6 @@ void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tenso
                first, count, all);
     }
   });
-}
-
-// Contracts under which a block would hold all keys by all dims.
-bool holds_keys_by_dims(const AttentionCall& call) {
-  return call.for_budget &&
-         (rounds_weights(call.contract) || call.contract == RoundingContract::flash_fp16);
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+// An addition waits for the one before it. So some rows are added up side by side, each in the
+// order of its elements.
 #include "reference/serial_sum.h"
 
 #include <ATen/core/Tensor.h>
@@ -8,23 +10,37 @@
 #include "reference/bridge.h"
 
 namespace lockstep {
+namespace {
+
+// The errors of kRows rows that follow each other.
+template <size_t kRows>
+void add_up(const double* rows, int64_t width, double* errors) {
+  float sums[kRows] = {};
+  double exact[kRows] = {};
+  for (int64_t i = 0; i < width; ++i)
+    for (size_t row = 0; row < kRows; ++row) {
+      const double x = rows[row * width + i], square = x * x;
+      sums[row] += static_cast<float>(square);
+      exact[row] += square;
+    }
+  for (size_t row = 0; row < kRows; ++row) {
+    const double off = std::fabs(double{sums[row]} - exact[row]);
+    errors[row] = exact[row] > 0 && std::isfinite(off) ? off / exact[row] * 0x1p24 : 0;
+  }
+}
+
+}  // namespace
 
 Numbers errors_of_serial_squares(const at::Tensor& x) {
+  constexpr int64_t kTogether = 8;
   const at::Tensor rows = on_host(x).contiguous();
   const int64_t width = rows.size(-1), count = width > 0 ? rows.numel() / width : 0;
-  const double* next = rows.const_data_ptr<double>();
+  const double* const all = rows.const_data_ptr<double>();
   std::vector<double> errors(static_cast<size_t>(count));
-  for (double& error : errors) {
-    float sum = 0;
-    double exact = 0;
-    for (const double* end = next + width; next != end; ++next) {
-      const double square = *next * *next;
-      sum += static_cast<float>(square);
-      exact += square;
-    }
-    const double off = std::fabs(static_cast<double>(sum) - exact);
-    if (exact > 0 && std::isfinite(off)) error = off / exact * 0x1p24;
-  }
+  int64_t row = 0;
+  for (; row + kTogether <= count; row += kTogether)
+    add_up<kTogether>(all + row * width, width, errors.data() + row);
+  for (; row < count; ++row) add_up<1>(all + row * width, width, errors.data() + row);
   return errors;
 }
 

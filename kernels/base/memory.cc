@@ -2,11 +2,17 @@
 // that kernels may read whole vectors at the end; on a device from its runtime, which is registered
 // when the device is opened. The table of runtimes is shared by all threads, behind a mutex; a
 // runtime stays registered until the process ends.
+//
+// The system clears the pages of new memory when they are first written, which takes longer than to
+// copy a tensor there, and the C library gives large memory back at once. So that of a layer's
+// tensors is kept for the next layer's.
 #include "kernels/base/memory.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -21,10 +27,91 @@ constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector regis
 std::mutex runtimes_mutex;
 std::map<int, DeviceRuntime> runtimes;
 
+// The host's large memory. What is kept and what is in use are together never more than what was
+// once in use, and what is kept has a bound, since others want memory too. Several threads may use
+// it.
+class HostMemory {
+ public:
+#ifdef __SANITIZE_ADDRESS__
+  // Memory that is kept would hide that it is used after its release.
+  static constexpr int64_t kLarge = std::numeric_limits<int64_t>::max();
+#else
+  static constexpr int64_t kLarge = 1 << 20;  // smaller memory is the C library's
+#endif
+  static constexpr int64_t kMostKept = int64_t{2} << 30;
+
+  // Null when there is not enough.
+  void* allocate(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    void* memory = take(bytes);
+    if (memory == nullptr) {
+      give_back(kept_ - std::max<int64_t>(0, most_ - used_ - bytes));
+      memory = std::aligned_alloc(kAlignment, bytes);
+    }
+    if (memory == nullptr && kept_ > 0) {
+      give_back(kept_);
+      memory = std::aligned_alloc(kAlignment, bytes);
+    }
+    if (memory == nullptr) return nullptr;
+    used_ += bytes;
+    most_ = std::max(most_, used_ + kept_);
+    return memory;
+  }
+
+  // `bytes`: as they were asked for.
+  void release(void* memory, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    used_ -= bytes;
+    kept_ += bytes;
+    blocks_.push_back({memory, bytes});
+    give_back(kept_ - kMostKept);
+  }
+
+ private:
+  struct Block {
+    void* memory;
+    int64_t bytes;
+  };
+
+  // Memory of just that size: tensors of one layer have those of the next.
+  void* take(int64_t bytes) {
+    const auto found = std::ranges::find(blocks_, bytes, &Block::bytes);
+    if (found == blocks_.end()) return nullptr;
+    void* const memory = found->memory;
+    blocks_.erase(found);
+    kept_ -= bytes;
+    return memory;
+  }
+  // At least so much, what was kept longest first.
+  void give_back(int64_t bytes) {
+    for (; bytes > 0 && !blocks_.empty(); blocks_.pop_front()) {
+      bytes -= blocks_.front().bytes;
+      kept_ -= blocks_.front().bytes;
+      std::free(blocks_.front().memory);
+    }
+  }
+
+  std::mutex mutex_;
+  std::deque<Block> blocks_;                // that are kept
+  int64_t used_ = 0, kept_ = 0, most_ = 0;  // bytes
+};
+
+// Never destroyed: tensors of static storage may be released after it.
+HostMemory& host_memory() {
+  static HostMemory& memory = *new HostMemory;
+  return memory;
+}
+
 // The memory's own function releases it, from whatever thread lets go of it last.
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   const int64_t size = memory_for(bytes, device);
-  if (device == Device::cpu) return {std::aligned_alloc(kAlignment, size), &std::free};
+  if (device == Device::cpu && size < HostMemory::kLarge)
+    return {std::aligned_alloc(kAlignment, size), &std::free};
+  if (device == Device::cpu) {
+    void* memory = host_memory().allocate(size);
+    if (memory == nullptr) return nullptr;
+    return {memory, [size](void* of) { host_memory().release(of, size); }};
+  }
   const DeviceRuntime& runtime = runtime_of(device);
   void* memory = runtime.allocate(size);
   if (memory == nullptr) return nullptr;  // which has nothing to release

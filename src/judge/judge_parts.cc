@@ -159,7 +159,7 @@ std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std:
   const auto says = [this, doing](int layer) {
     if (options.progress) options.progress(doing, layer);
   };
-  return std::make_unique<ModelPass>(model, work->seen->info(), compared, says);
+  return std::make_unique<ModelPass>(model, work->seen->info(), compared, says, options.threads);
 }
 
 // Both models follow the engine's choice of experts: another expert's numbers would be no error of

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string_view>
 
+#include "kernels/base/thread_pool.h"
 #include "probes/layer_watch.h"
 #include "probes/only.h"
 #include "probes/recorder.h"
@@ -15,9 +17,10 @@ namespace lockstep {
 class ModelPass final : private Sink {
  public:
   // wanted: the places whose tensors are held. says: called as each layer is reached; may be empty.
-  // The model is borrowed, and runs no other pass until this one has ended.
+  // threads: that copy; 0: one a core. The model is borrowed, and runs no other pass until this one
+  // has ended.
   ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted wanted,
-            std::function<void(int layer)> says);
+            std::function<void(int layer)> says, int threads);
   ModelPass(const ModelPass&) = delete;
 
   // Computes on through that layer, as ReferenceModel::advance. Throws Error when it cannot.
@@ -32,9 +35,12 @@ class ModelPass final : private Sink {
   void record(const Record& record) override;
   void end() override {}
   void check_probe() const;
+  void copy_shown(const TensorView& to, const TensorView& from);
 
   ReferenceModel& model_;
   Only::Wanted wanted_;
+  int most_threads_;
+  std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   Pass pass_;
   LayerWatch watched_;
   Probe probe_;

@@ -2,11 +2,14 @@
 //
 // A block is as many rows as the oracle's fp64 tensors of them are small, about 100 bytes an
 // element: its memory does not grow with the pass. Its budget is made row by row, next to the
-// measurement that reads it.
+// measurement that reads it. While a block is measured, the oracle is asked about the next one, so
+// that the processors do not wait for the device on which it computes, nor that for them.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <memory>
 #include <thread>
 
 #include "src/judge/carried.h"
@@ -15,10 +18,17 @@
 namespace lockstep {
 namespace {
 
+// The oracle holds so much at once: more is asked for in blocks of rows. Small ones find the memory
+// of the last one, where large ones get new pages, which cost more than what is computed there.
+// Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
+// little.
+constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
+// About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
+constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
-// added up: a number each is kept until then.
+// added up: nine numbers each are kept until then.
 constexpr int64_t kSharedElements = 1 << 16;
-constexpr size_t kAtATime = 1 << 17;
+constexpr size_t kAtATime = 1 << 19;
 
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
@@ -68,15 +78,81 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   return question;
 }
 
+// A question that the oracle is asked, in the background or when the answer is wanted.
+struct OpJudge::Asked {
+  Asked(Oracle& asked, Question about, size_t first_)
+      : oracle(asked), question(std::move(about)), first(first_) {}
+  Asked(const Asked&) = delete;
+  // Whoever answers reads the question.
+  ~Asked() {
+    if (by) by->wait();
+  }
+
+  void begin(Background& background) {
+    by = &background;
+    background.begin([this] {
+      try {
+        found = oracle.evaluate(question.call);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+  }
+  Exact answer() {
+    if (!by) return oracle.evaluate(question.call);
+    std::exchange(by, nullptr)->wait();
+    if (failure) std::rethrow_exception(failure);
+    return std::move(found);
+  }
+
+  Oracle& oracle;
+  Question question;
+  size_t first;              // row of the group
+  Background* by = nullptr;  // null: nobody answers it now
+  Exact found;
+  std::exception_ptr failure;
+};
+
+bool OpJudge::measure_under(RoundingContract contract, const Place& place,
+                            const std::vector<Place>& inputs, const JudgedPass& pass,
+                            Group& group) {
+  const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
+  const auto rows_in = [&](int64_t bytes) {
+    return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
+  };
+  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
+  const size_t count = group.rows.size();
+  std::unique_ptr<Asked> next;
+  const auto ask = [&](size_t first) {
+    if (first < count)
+      next = std::make_unique<Asked>(
+          oracle_,
+          question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
+          first);
+  };
+  ask(0);
+  while (next) {
+    const std::unique_ptr<Asked> asked = std::move(next);
+    const Exact exact = asked->answer();
+    ask(asked->first + block);
+    // Where inputs are known but for an error, this thread asks more about the block.
+    if (next && !group.blurred) {
+      if (!background_) background_ = std::make_unique<Background>();
+      next->begin(*background_);
+    }
+    if (!judge_block(asked->question, asked->first, exact, pass, group)) return false;
+  }
+  group.compared = true;
+  return true;
+}
+
 // A block is so many rows of one place, of one request or of several: the oracle answers for it in
-// fp64, and memory holds one answer.
-bool OpJudge::judge_block(RoundingContract contract, const Place& place,
-                          const std::vector<Place>& inputs, const JudgedPass& pass, Group& group,
-                          size_t first, size_t count) {
-  const Question question = question_of(contract, place, inputs, pass, group, first, count);
+// fp64, and memory holds one answer, and the next.
+bool OpJudge::judge_block(const Question& question, size_t first, const Exact& exact,
+                          const JudgedPass& pass, Group& group) {
   const OracleCall& call = question.call;
+  const Place& place = call.place;
   const std::span<const Row> rows = call.rows;
-  const Exact exact = oracle_.evaluate(call);
   const SelectedRows got(group.tensor, rows);
   // The ops that read it cannot be asked about either: a tensor of a wrong shape is no input.
   if (exact.shape != got.view().shape) {
@@ -185,22 +261,24 @@ ThreadPool* OpJudge::threads_for(int64_t elements) {
   return threads_.get();
 }
 
-OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i) const {
+OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, size_t i,
+                                       Meter::Row& into) const {
   const size_t size = block.got.row_size();
   const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
   const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
-  std::vector<double> of_got, of_exact, of_rounded;
+  thread_local std::vector<double> of_got, of_exact, of_rounded;  // not cleared for each row
   const std::span<const double> seen = row_of(block.got, row, of_got);
   const Budget b = budget_of_row(block, i);
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
   Measured measured;
-  measured.row = member.meter->measure(
+  into = member.meter->measure(
       block.rows[i].position,
-      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried});
+      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried},
+      std::move(into.elements));
   // Far below a budget no element is over it by another rounding of the quotient.
-  const Measure& measure = measured.row.measure;
+  const Measure& measure = into.measure;
   const bool sure = measure.excluded == 0 && measure.worst.budgets < 0.999;
   for (size_t e = 0; e < size && !sure && !measured.wrong; ++e)
     measured.wrong = std::fabs(seen[e] - want[e]) > b.limit[e];
@@ -212,26 +290,27 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 }
 
 // Rows are measured by all threads, some at a time, and added in their order, so that the result
-// does not depend on how many threads there are.
+// does not depend on how many threads there are. What a row came to is let go by the thread that
+// measures another in its place.
 void OpJudge::measure_block(const Block& block, Group& group) {
   const size_t size = block.got.row_size(), count = block.rows.size();
-  const size_t some = std::max<size_t>(1, kAtATime / std::max<size_t>(1, size));
-  for (size_t first = 0; first < count; first += some) {
-    std::vector<Measured> all(std::min(some, count - first));
+  const size_t times = 1 + size * count / kAtATime, most = (count + times - 1) / times;
+  for (size_t first = 0; first < count; first += most) {
+    const size_t some = std::min(most, count - first);
+    std::vector<Measured> all(some);
+    if (rows_.size() < some) rows_.resize(some);
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i);
+      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i, rows_[i]);
     });
     const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
-    for (size_t i = 0, end = 0; i < all.size(); i = end) {
-      while (end < all.size() && owner_of(end) == owner_of(i)) ++end;
+    for (size_t i = 0, end = 0; i < some; i = end) {
+      while (end < some && owner_of(end) == owner_of(i)) ++end;
       Group::Member& member = group.members[owner_of(i)];
-      std::vector<Meter::Row> rows;
       for (size_t j = i; j < end; ++j) {
-        rows.push_back(std::move(all[j].row));
         member.sums.add(all[j].sums);
         member.orders.add(all[j].wrong, all[j].order);
       }
-      member.meter->add(rows, block.threads);
+      member.meter->add(std::span(rows_).subspan(i, end - i), block.threads);
     }
   }
 }

@@ -20,13 +20,6 @@
 namespace lockstep {
 namespace {
 
-// The oracle holds so much at once: more is asked for in blocks of rows. Small ones find the memory
-// of the last one, where large ones get new pages, which cost more than what is computed there.
-// Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
-// little.
-constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
-// About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
-constexpr int64_t kBytesPerElement = 100;
 constexpr int64_t kMany = 4096;  // elements whose share and gain are worth learning
 // Findings of a place that are judged again under other contracts: they agree or they do not.
 constexpr int64_t kMostTried = 16;
@@ -355,22 +348,6 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   }
   for (size_t i = 0; i < group.members.size(); ++i)
     group.members[i].outcomes->push_back(outcome_of_member(contract, place, group, i));
-}
-
-bool OpJudge::measure_under(RoundingContract contract, const Place& place,
-                            const std::vector<Place>& inputs, const JudgedPass& pass,
-                            Group& group) {
-  const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
-  const auto rows_in = [&](int64_t bytes) {
-    return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
-  };
-  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
-  for (size_t first = 0; first < group.rows.size(); first += block)
-    if (!judge_block(contract, place, inputs, pass, group, first,
-                     std::min(block, group.rows.size() - first)))
-      return false;
-  group.compared = true;
-  return true;
 }
 
 NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& place,

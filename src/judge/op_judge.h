@@ -5,7 +5,7 @@
 //     judge_indices()  argmax and top_k, by the values that they choose among (index_choice.h)
 //     join()           all others: nodes become members of a Group; of attention one request each
 //       judge_under()    under each contract that is tried
-//         judge_block()    some of its rows: Oracle::evaluate -> budget_of -> Meter::measure
+//         measure_under()  blocks of its rows: Oracle::evaluate -> budget_of -> Meter::measure
 //         outcome_of()     the statistics of a member against their limits
 //
 // Nodes of several requests are one Group because the oracle reads the op's weights once a call.
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/base/thread_pool.h"
+#include "src/judge/background.h"
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
@@ -81,8 +82,8 @@ class OpJudge {
         show;
   };
 
-  // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked from one
-  // thread, a block of rows at a time.
+  // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked by one thread
+  // at a time, this one or one of its own, a block of rows at a time.
   OpJudge(Oracle& oracle, const Graph& graph, Options options);
 
   void begin_pass(const PassView& pass);
@@ -130,8 +131,9 @@ class OpJudge {
  private:
   struct Group;     // nodes that the oracle is asked for together
   struct Block;     // some of its rows, and all that they are measured by
-  struct Measured;  // one of them
+  struct Measured;  // what one of them came to beside its numbers
   struct Question;  // some of its rows, and what the oracle is asked about them
+  struct Asked;     // the same, and its answer
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -166,8 +168,8 @@ class OpJudge {
   Question question_of(RoundingContract contract, const Place& place,
                        const std::vector<Place>& inputs, const JudgedPass& pass, const Group& group,
                        size_t first, size_t count) const;
-  bool judge_block(RoundingContract contract, const Place& place, const std::vector<Place>& inputs,
-                   const JudgedPass& pass, Group& group, size_t first, size_t count);
+  bool judge_block(const Question& question, size_t first, const Exact& exact,
+                   const JudgedPass& pass, Group& group);
   // The places whose tensors the oracle is given.
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,
                              const Group& group) const;
@@ -180,7 +182,7 @@ class OpJudge {
   // Keeps by how much the block's budgets are widened. False: so much that they allow anything.
   bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
-  Measured measure_row(const Block& block, const Group& group, size_t row) const;
+  Measured measure_row(const Block& block, const Group& group, size_t row, Meter::Row& into) const;
   void measure_block(const Block& block, Group& group);
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);
@@ -199,7 +201,8 @@ class OpJudge {
 
   Oracle& oracle_;
   Graph graph_;
-  std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
+  std::unique_ptr<ThreadPool> threads_;     // null before there was something worth sharing
+  std::unique_ptr<Background> background_;  // null before a group had several blocks
   Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
@@ -213,6 +216,7 @@ class OpJudge {
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
   std::map<Key, OtherContracts> others_;
   JudgedRows judged_rows_;
+  std::vector<Meter::Row> rows_;  // of a block, for as long as it is measured
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
 };
 

@@ -60,7 +60,6 @@ struct OpJudge::Block {
 };
 
 struct OpJudge::Measured {
-  Meter::Row row;
   ErrorSums sums;
   bool wrong = false;  // an element is over its budget
   std::optional<Order> order;

@@ -6,30 +6,53 @@
 
 namespace lockstep {
 
+namespace {
+
+// Adds kRows rows to the sums of the columns [begin, end), in the order of ColumnSums::Amount. Each
+// sum stays in a register while the rows are added to it, one after the other.
+template <size_t kRows, size_t kAmounts>
+[[gnu::always_inline]] inline void add_some(const WeighedRow* const* rows, size_t begin, size_t end,
+                                            double* (&sums)[kAmounts]) {
+  const float *unit[kRows], *due[kRows], *common[kRows], *misrounded[kRows], *may[kRows];
+  for (size_t k = 0; k < kRows; ++k) {
+    unit[k] = rows[k]->unit.data(), due[k] = rows[k]->due.data();
+    common[k] = rows[k]->common.data(), misrounded[k] = rows[k]->misrounded.data();
+    may[k] = rows[k]->may_misround.data();
+  }
+  double *elements = sums[0], *squares = sums[1], *dues = sums[2], *commons = sums[3];
+  double *misrounds = sums[4], *mays = sums[5];
+#pragma omp simd
+  for (size_t i = begin; i < end; ++i) {
+    double e = elements[i], s = squares[i], d = dues[i], c = commons[i], m = misrounds[i];
+    double a = mays[i];
+    for (size_t k = 0; k < kRows; ++k) {
+      const bool counts = unit[k][i] >= 0;
+      e += counts ? 1 : 0;
+      s += counts ? unit[k][i] : 0;
+      d += counts ? due[k][i] : 0;
+      c += counts ? common[k][i] : 0;
+      m += counts ? misrounded[k][i] : 0;
+      a += counts ? may[k][i] : 0;
+    }
+    elements[i] = e, squares[i] = s, dues[i] = d, commons[i] = c, misrounds[i] = m, mays[i] = a;
+  }
+}
+
+}  // namespace
+
 void ColumnSums::resize(size_t columns) {
   for (std::vector<double>& sums : sums_) sums.resize(columns);
 }
 
 void ColumnSums::add(std::span<const WeighedRow* const> rows, size_t begin, size_t end) {
-  double *elements = sums_[kElements].data(), *squares = sums_[kSquares].data();
-  double *due = sums_[kDue].data(), *common = sums_[kCommon].data();
-  double *misrounded = sums_[kMisrounded].data(), *may = sums_[kMay].data();
+  constexpr size_t kTogether = 4;
+  double* sums[kAmounts];
+  for (size_t amount = 0; amount < kAmounts; ++amount) sums[amount] = sums_[amount].data();
   on_widest_vectors([&]() __attribute__((always_inline)) {
-    for (const WeighedRow* row : rows) {
-      const float *unit = row->unit.data(), *r_due = row->due.data();
-      const float *r_common = row->common.data(), *r_misrounded = row->misrounded.data();
-      const float* r_may = row->may_misround.data();
-#pragma omp simd
-      for (size_t i = begin; i < end; ++i) {
-        const bool counts = unit[i] >= 0;
-        elements[i] += counts ? 1 : 0;
-        squares[i] += counts ? unit[i] : 0;
-        due[i] += counts ? r_due[i] : 0;
-        common[i] += counts ? r_common[i] : 0;
-        misrounded[i] += counts ? r_misrounded[i] : 0;
-        may[i] += counts ? r_may[i] : 0;
-      }
-    }
+    size_t row = 0;
+    for (; row + kTogether <= rows.size(); row += kTogether)
+      add_some<kTogether>(rows.data() + row, begin, end, sums);
+    for (; row < rows.size(); ++row) add_some<1>(rows.data() + row, begin, end, sums);
   });
 }
 

@@ -200,7 +200,10 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
   sum.offset += lanes.total(kOffset);
   sum.cross += lanes.total(kCross);
   if (row.shared.empty()) sum.cross_scatter += lanes.total(kScatter);
-  if (!rows_alike || row.carried.empty()) return;
+  if (!rows_alike || row.carried.empty()) {
+    std::ranges::fill(weighed.common, 0.0f);
+    return;
+  }
   for (size_t i = 0; i < row.got.size(); ++i) {
     weighed.common[i] = to_f32(row.carried[i] * inverse[i]);
     sum.common += weighed.common[i];

@@ -3,6 +3,7 @@
 // the same on every machine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -30,16 +31,19 @@ struct WeighedRow {
   std::vector<float> common;      // as in Scatter
   std::vector<float> misrounded;  // 1 or 0
 
-  // It has so many elements, none of which counts.
-  explicit WeighedRow(size_t elements = 0)
-      : want(elements),
-        got(elements),
-        unit(elements, -1),
-        due(elements),
-        budgets(elements),
-        may_misround(elements),
-        common(elements),
-        misrounded(elements) {}
+  // Makes it as long; what its elements hold then is not said.
+  void resize(size_t elements) {
+    want.resize(elements);
+    for (auto* amounts : {&got, &unit, &due, &budgets, &may_misround, &common, &misrounded})
+      amounts->resize(elements);
+  }
+  // Makes all of its elements such that do not count.
+  void clear() {
+    std::ranges::fill(want, 0.0);
+    std::ranges::fill(unit, -1.0f);
+    for (auto* amounts : {&got, &due, &budgets, &may_misround, &common, &misrounded})
+      std::ranges::fill(*amounts, 0.0f);
+  }
   size_t size() const { return want.size(); }
   bool counts(size_t i) const { return unit[i] >= 0; }
   // The first element in [begin, end) that counts and is worse than the worst so far, in budgets,

@@ -49,14 +49,14 @@ Element element_of(const WeighedRow& row, int64_t position, size_t i) {
   return {position, static_cast<int64_t>(i), row.want[i], row.got[i], row.budgets[i]};
 }
 
-// Shares columns among threads, some to each.
-void for_columns(size_t columns, ThreadPool* threads, const auto& body) {
-  const auto parts = static_cast<int64_t>(columns + kColumnsTogether - 1) / kColumnsTogether;
-  parallel_for(threads, parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      const auto first = static_cast<size_t>(part * kColumnsTogether);
-      body(first, std::min(columns, first + static_cast<size_t>(kColumnsTogether)));
-    }
+// Shares columns among threads, a line of the cache of each amount at least to each.
+void for_columns(int64_t columns, ThreadPool* threads, const auto& body) {
+  constexpr int64_t kLeast = 64;
+  const int64_t each = threads ? columns / threads->size() : columns;
+  const int64_t some = std::clamp(each, kLeast, kColumnsTogether) / kLeast * kLeast;
+  parallel_for(threads, (columns + some - 1) / some, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * some; first < std::min(end * some, columns); first += some)
+      body(first, std::min(columns, first + some));
   });
 }
 
@@ -287,13 +287,16 @@ void Meter::measure_elements(Row& measured, const RowNumbers& row, StoredRow& st
   }
 }
 
-Meter::Row Meter::measure(int64_t position, const RowNumbers& row) const {
+Meter::Row Meter::measure(int64_t position, const RowNumbers& row, WeighedRow room) const {
   const bool exact = options_.node_class == NodeClass::exact;
-  Row measured{.position = position, .elements = WeighedRow(exact ? 0 : row.got.size())};
+  Row measured{.position = position, .elements = std::move(room)};
+  measured.elements.resize(exact ? 0 : row.got.size());
   measured.sum.gain = row.gain;
-  StoredRow stored_row;
+  // Kept by the thread: vectors that are made anew are cleared, which takes as long as a sum.
+  thread_local StoredRow stored_row;
   const RowSums sums = look_at_row(row, options_.dtype, exact, stored_row);
   const bool plain = sums.plain && !is_mutant(Mutant::exact_one_ulp_off);
+  if (!plain) measured.elements.clear();
   if (plain)
     measure_plain(measured, row, sums, stored_row);
   else
@@ -318,7 +321,8 @@ void Meter::add(int64_t position, const RowNumbers& row) {
 
 void Meter::add(std::span<Row> rows, ThreadPool* threads) {
   std::vector<const Row*> distinct;
-  if (pool_ && options_.node_class != NodeClass::exact) pool_->add(rows, threads);
+  std::vector<const WeighedRow*> pooled;
+  if (pool_ && options_.node_class != NodeClass::exact) pooled = pool_->add(rows);
   for (Row& row : rows) {
     // Counts and the worst are of all rows, sums of distinct ones alone.
     merge(row);
@@ -328,7 +332,7 @@ void Meter::add(std::span<Row> rows, ThreadPool* threads) {
     add_slices(row);
     distinct.push_back(&row);
   }
-  add_columns(distinct, threads);
+  add_columns(distinct, pooled, threads);
 }
 
 void Meter::merge(Row& row) {
@@ -371,10 +375,14 @@ void Meter::add_slices(const Row& row) {
 }
 
 // Each column by one thread, its rows in their order.
-void Meter::add_columns(std::span<const Row* const> rows, ThreadPool* threads) {
+void Meter::add_columns(std::span<const Row* const> rows, std::span<const WeighedRow* const> pooled,
+                        ThreadPool* threads) {
   std::vector<const WeighedRow*> elements;
   for (const Row* row : rows) elements.push_back(&row->elements);
-  for_columns(columns_.size(), threads, [&](size_t begin, size_t end) {
+  const size_t columns = pooled.empty() ? columns_.size() : row_size_;
+  for_columns(columns, threads, [&](size_t begin, size_t end) {
+    if (!pooled.empty()) pool_->add_columns(pooled, begin, end);
+    if (columns_.size() == 0) return;
     columns_.add(elements, begin, end);
     keep_worst_of_columns(rows, begin, end);
   });
@@ -442,7 +450,7 @@ Measure Meter::finish() const {
   return measure;
 }
 
-void PlacePool::add(std::span<const Meter::Row> rows, ThreadPool* threads) {
+std::vector<const WeighedRow*> PlacePool::add(std::span<const Meter::Row> rows) {
   constexpr int64_t kMoreRows = 512;
   std::vector<const WeighedRow*> taken;
   for (const Meter::Row& row : rows) {
@@ -456,9 +464,7 @@ void PlacePool::add(std::span<const Meter::Row> rows, ThreadPool* threads) {
     columns_.resize(std::max(columns_.size(), row.elements.size()));
     taken.push_back(&row.elements);
   }
-  if (taken.empty()) return;
-  for_columns(taken.front()->size(), threads,
-              [&](size_t begin, size_t end) { columns_.add(taken, begin, end); });
+  return taken;
 }
 
 std::vector<Statistic> PlacePool::statistics(DType dtype) const {

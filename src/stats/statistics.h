@@ -126,7 +126,8 @@ class Meter {
   // threads may measure some at once. threads: what shares the adding; borrowed, may be null.
   void add(std::span<Row> rows, ThreadPool* threads);
   void add(int64_t position, const RowNumbers& row);
-  Row measure(int64_t position, const RowNumbers& row) const;
+  // room: of a row that is over, to be used again.
+  Row measure(int64_t position, const RowNumbers& row, WeighedRow room = {}) const;
   Measure finish() const;
 
  private:
@@ -156,7 +157,9 @@ class Meter {
   void merge(Row& row);
   // It takes rows that no other row of the node equals.
   void add_slices(const Row& row);
-  void add_columns(std::span<const Row* const> rows, ThreadPool* threads);
+  // pooled: what the pool takes of them.
+  void add_columns(std::span<const Row* const> rows, std::span<const WeighedRow* const> pooled,
+                   ThreadPool* threads);
   void keep_worst_of_columns(std::span<const Row* const> rows, size_t begin, size_t end);
   void add_worst_slices(Measure& measure) const;
 
@@ -197,7 +200,12 @@ struct Meter::Row {
 // must remember to know a row again then grows as the logarithm of the run. For one thread.
 class PlacePool {
  public:
-  void add(std::span<const Meter::Row> rows, ThreadPool* threads);
+  // Adds all that is of whole rows, and returns those whose columns are to be added.
+  std::vector<const WeighedRow*> add(std::span<const Meter::Row> rows);
+  // Does as ColumnSums::add.
+  void add_columns(std::span<const WeighedRow* const> rows, size_t begin, size_t end) {
+    columns_.add(rows, begin, end);
+  }
   const Moments& sum() const { return moments_.sum(); }
   // T2, T3, T5, and T4 over heads and columns.
   std::vector<Statistic> statistics(DType dtype) const;

@@ -1,5 +1,6 @@
 // A pass that is judged while it is computed, layer by layer, with what nothing reads later let go.
 #include <algorithm>
+#include <atomic>
 #include <tuple>
 
 #include "src/judge/model_pass.h"
@@ -148,7 +149,7 @@ TEST_F(PartsTest, AModelHoldsWhatWasNotDropped) {
   std::vector<int> said;
   ModelPass pass(
       model, run.passes[0].info, [](const Point& p, int) { return p.name != "attn.q"; },
-      [&](int layer) { said.push_back(layer); });
+      [&](int layer) { said.push_back(layer); }, /*threads=*/2);
   EXPECT_TRUE(pass.pass().tensors.empty());
   pass.advance(-1);
   EXPECT_EQ(pass.pass().tensors.size(), 1u);
@@ -161,6 +162,63 @@ TEST_F(PartsTest, AModelHoldsWhatWasNotDropped) {
   pass.advance(kLayers);
   EXPECT_NE(pass.pass().find(point("logits"), -1), nullptr);
   EXPECT_EQ(said, (std::vector{0, 1}));
+}
+
+// So many rows that the oracle is asked about them in three blocks.
+constexpr int32_t kManyRows = 60000;
+
+// An oracle that is asked by one thread at a time, and has no answer about one position.
+class OneAtATime final : public FakeOracle {
+ public:
+  explicit OneAtATime(int32_t refused) : refused_(refused) {}
+  Exact evaluate(const OracleCall& call) override {
+    EXPECT_EQ(asked_++, 0);
+    const auto unknown = [this](const Row& row) { return row.position == refused_; };
+    const bool refuses = std::ranges::any_of(call.rows, unknown);
+    const Exact exact = FakeOracle::evaluate(call);
+    --asked_;
+    if (refuses) fail("position {} is refused: ask for another", refused_);
+    return exact;
+  }
+
+ private:
+  int32_t refused_;
+  std::atomic<int> asked_ = 0;
+};
+
+TEST_F(PartsTest, BlocksOfRowsAreJudgedWhileTheNextIsAsked) {
+  const Place embed{&point("embed"), -1};
+  Pass pass;
+  std::vector<Row> rows;
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < kManyRows; ++i) {
+    pass.info.rows.push_back({{0, i}, i % 7});
+    rows.push_back({0, i}), tokens.push_back(i % 7);
+  }
+  const Exact exact = oracle_.evaluate({.place = embed, .rows = rows, .tokens = tokens});
+  const std::vector<double> right(exact.want.begin(), exact.want.end());
+  const auto flags_of = [&](int32_t wrong, int32_t refused) {
+    std::vector<double> values = right;
+    if (wrong >= 0) values[static_cast<size_t>(wrong) * kHidden] += 1;
+    Tensor made = rounded_tensor(values, exact.shape, DType::bf16);
+    pass.tensors = {{.point = embed.point,
+                     .layer = -1,
+                     .rows = rows,
+                     .dtype = DType::bf16,
+                     .shape = exact.shape,
+                     .data = std::move(made)}};
+    OneAtATime oracle(refused);
+    JudgeOptions options{.selection = {"embed", "", "", ""}};
+    Judge judge(clean().manifest, oracle, nullptr, nullptr, options);
+    const size_t flags = judge.judge(pass).size();
+    EXPECT_EQ(oracle.calls, 3);
+    return flags;
+  };
+  EXPECT_EQ(flags_of(-1, -1), 0u);
+  for (const int32_t row : {0, kManyRows / 2, kManyRows - 1}) {
+    EXPECT_EQ(flags_of(row, -1), 1u);
+    EXPECT_THROW(flags_of(-1, row), Error);
+  }
 }
 
 }  // namespace

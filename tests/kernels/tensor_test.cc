@@ -73,6 +73,25 @@ TEST(Tensor, OwnsAlignedMemory) {
   EXPECT_EQ(value_at(tensor_of<float>(values, {3}, DType::f32), 2), 3);
 }
 
+#ifndef __SANITIZE_ADDRESS__
+// New memory is cleared by the system, page by page: a layer's tensors have that of the last one's.
+TEST(Tensor, FindsLargeMemoryAgainThatWasReleased) {
+  const Shape large{3, 1 << 20}, other{5, 1 << 20};
+  const void *first, *second;
+  {
+    const Tensor a(large, DType::f32), b(large, DType::f32);
+    first = a.view().data, second = b.view().data;
+    EXPECT_NE(first, second);
+  }
+  const Tensor a(large, DType::f32);
+  EXPECT_TRUE(a.view().data == first || a.view().data == second);
+  const Tensor b(other, DType::f32), c(large, DType::f32);
+  EXPECT_NE(b.view().data, a.view().data);
+  EXPECT_NE(c.view().data, a.view().data);
+  EXPECT_NE(c.view().data, b.view().data);
+}
+#endif
+
 TEST(Tensor, RefusesWhatCannotBeHad) {
   expect_refused([] { Tensor({3, -1}, DType::f32); }, {"[3, -1]", "negative"});
   expect_refused([] { Tensor({int64_t{1} << 50}, DType::f32); }, {"memory", "1125899906842624"});

@@ -667,5 +667,30 @@ TEST_P(TwoWays, OfBitsToo) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, TwoWays, testing::Values(DType::bf16, DType::f16, DType::f32),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
+// A plain row leaves numbers where one that is not plain has elements that do not count.
+TEST(Meter, MeasuresARowAlikeInUsedMemory) {
+  const std::vector<double> want = {1, -2, 3, 4, 5, 6, 7, 8.01}, got = {1, -2, 3, 4, 5, 6, 7, 8};
+  const std::vector<double> limit(8, 0.1), variance(8, 1e-4), never(8);
+  std::vector<double> odd = want, wide = variance;
+  odd[2] = kNan, wide[5] = kInf;
+  const Meter meter({.dtype = DType::bf16, .row_shape = {2, 4}}, 4);
+  const RowNumbers rows[] = {{got, want, limit, variance, {}, never},
+                             {odd, odd, limit, variance, {}, never},
+                             {got, want, limit, wide, {}, never}};
+  for (const RowNumbers& before : rows)
+    for (const RowNumbers& row : rows) {
+      const Meter::Row fresh = meter.measure(3, row);
+      const Meter::Row used = meter.measure(3, row, meter.measure(2, before).elements);
+      EXPECT_EQ(fresh.hash, used.hash);
+      EXPECT_EQ(fresh.sum.squares, used.sum.squares);
+      EXPECT_EQ(fresh.sum.elements, used.sum.elements);
+      for (const auto amounts :
+           {&WeighedRow::got, &WeighedRow::unit, &WeighedRow::due, &WeighedRow::budgets,
+            &WeighedRow::may_misround, &WeighedRow::common, &WeighedRow::misrounded})
+        EXPECT_EQ(fresh.elements.*amounts, used.elements.*amounts);
+      EXPECT_EQ(fresh.elements.want, used.elements.want);
+    }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -20,14 +20,14 @@ inline double truncation_gain(double products) { return std::max(1.0, products /
 template <JudgedOp::InnerError (*one)(const Exact&, size_t element, DType)>
 void each(const Exact& e, size_t first, DType dtype, const JudgedOp::InnerErrors& errors) {
   double *limit = errors.limit.data(), *variance = errors.variance.data();
+  double* const shared = errors.shared.empty() ? nullptr : errors.shared.data();
+  double* const underflow = errors.underflow.empty() ? nullptr : errors.underflow.data();
   for (size_t i = 0; i < errors.limit.size(); ++i) {
     const JudgedOp::InnerError error = one(e, first + i, dtype);
     limit[i] = error.limit, variance[i] = error.variance;
+    if (shared) shared[i] = error.shared;
+    if (underflow) underflow[i] = error.underflow;
   }
-  for (size_t i = 0; i < errors.shared.size(); ++i)
-    errors.shared[i] = one(e, first + i, dtype).shared;
-  for (size_t i = 0; i < errors.underflow.size(); ++i)
-    errors.underflow[i] = one(e, first + i, dtype).underflow;
 }
 
 // A sum of e.terms products: B = lambda sqrt(n) u S, V = (w(n) u S)^2, w(n) = 0.34 sqrt(n)

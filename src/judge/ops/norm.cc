@@ -32,9 +32,19 @@ std::vector<RoundingContract> tried(const ContractTraits&) {
   return {fused, hf, unrounded_sum, hf_unrounded_sum};
 }
 
-JudgedOp::InnerError inner(const Exact& e, size_t i, DType) {
-  const double size = u * std::fabs(e.want[i]), shared = squared(scale_deviation(e, i) * size);
-  return {scale_bound(e) * size, shared, shared};
+// The deviation is that of a row, and made once for it.
+void inner(const Exact& e, size_t first, DType, const JudgedOp::InnerErrors& errors) {
+  const auto width = static_cast<size_t>(e.shape.last());
+  const double bound = scale_bound(e);
+  for (size_t at = 0, end = 0; at < errors.limit.size(); at = end) {
+    end = std::min(errors.limit.size(), at + width - (first + at) % width);
+    const double deviation = scale_deviation(e, first + at);
+    for (size_t i = at; i < end; ++i) {
+      const double size = u * std::fabs(e.want[first + i]), shared = squared(deviation * size);
+      errors.limit[i] = bound * size;
+      errors.variance[i] = errors.shared[i] = shared;
+    }
+  }
 }
 
 JudgedOp::Reach reach(const Exact& e, const Step& step, size_t i) {
@@ -62,7 +72,7 @@ double spread(double terms) { return walk_of(terms) / 2 + 3; }
 const JudgedOp kJudgedNorm = {.kind = OpKind::norm,
                               .tried = tried,
                               .is_full = is_full,
-                              .inner = each<inner>,
+                              .inner = inner,
                               .reach = reach,
                               .gain = gain,
                               .has_shared = true,

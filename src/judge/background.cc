@@ -1,0 +1,31 @@
+#include "src/judge/background.h"
+
+#include <utility>
+
+namespace lockstep {
+
+void Background::begin(std::function<void()> work) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !work_; });
+  work_ = std::move(work);
+  changed_.notify_all();
+}
+
+void Background::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !work_; });
+}
+
+// The work is taken away when it has ended, which is what its owner waits for.
+void Background::serve(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (changed_.wait(lock, stop, [this] { return static_cast<bool>(work_); })) {
+    lock.unlock();
+    work_();
+    lock.lock();
+    work_ = nullptr;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lockstep
