@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <utility>
 
 #include "src/weights/config.h"
 #include "tests/places.h"
@@ -29,6 +30,22 @@ TEST(RunEstimate, IsWithinAFactorOfThreeOfWhatRunsTook) {
     EXPECT_LT(seconds, run.seconds * 3) << run.prompt << " and " << run.max_new;
   }
   EXPECT_EQ(estimate_of(500, 4, {}).tokens, 504);
+}
+
+// Of the Qwen3-0.6B shape on an H100 with 16 cores.
+TEST(RunEstimate, OfADeviceIsWithinAFactorOfThreeToo) {
+  ModelConfig config = read_config(source_path("tests/data/bard-qwen3"));
+  config.hidden = 1024, config.layers = 28, config.heads = 16, config.kv_heads = 8;
+  config.head_dim = 128, config.intermediate = 3072, config.vocab = 151936;
+  const std::pair<size_t, double> measured[] = {{2048, 15.1}, {8192, 66.8}};
+  for (const auto& [prompt, took] : measured) {
+    Request request{.max_new = 1};
+    request.prompt.resize(prompt);
+    const EngineOptions on_device{.device = {DeviceKind::cuda, 0}, .threads = 16};
+    const double seconds = estimate_judging(config, on_device, {request}).seconds;
+    EXPECT_GT(seconds, took / 3) << prompt;
+    EXPECT_LT(seconds, took * 3) << prompt;
+  }
 }
 
 TEST(RunEstimate, CountsPassesAndThreads) {
