@@ -122,25 +122,24 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   };
   const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
   const size_t count = group.rows.size();
-  std::unique_ptr<Asked> next;
-  const auto ask = [&](size_t first) {
-    if (first < count)
-      next = std::make_unique<Asked>(
-          oracle_,
-          question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
-          first);
+  const auto asked_from = [&](size_t first) -> std::unique_ptr<Asked> {
+    if (first >= count) return nullptr;
+    return std::make_unique<Asked>(
+        oracle_,
+        question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
+        first);
   };
-  ask(0);
-  while (next) {
-    const std::unique_ptr<Asked> asked = std::move(next);
+  std::unique_ptr<Asked> asked = asked_from(0);
+  while (asked) {
     const Exact exact = asked->answer();
-    ask(asked->first + block);
+    std::unique_ptr<Asked> next = asked_from(asked->first + block);
     // Where inputs are known but for an error, this thread asks more about the block.
     if (next && !group.blurred) {
       if (!background_) background_ = std::make_unique<Background>();
       next->begin(*background_);
     }
     if (!judge_block(asked->question, asked->first, exact, pass, group)) return false;
+    asked = std::move(next);
   }
   group.compared = true;
   return true;
