@@ -32,6 +32,12 @@ bool forces(const RequestInfo* request, int32_t position) {
   return request != nullptr && position < std::ssize(request->prompt) + std::ssize(request->forced);
 }
 
+// The verb of how they came to the token of that position; null: each chose the most likely one.
+const char* how_chosen(const RequestInfo& x, const RequestInfo& y, int32_t position) {
+  if (forces(&x, position) || forces(&y, position)) return "has";
+  return x.sampled || y.sampled ? "drew" : nullptr;
+}
+
 // Whether the trace says what became of the request.
 bool says_tokens(const RequestInfo& request) {
   return !request.tokens.empty() || !request.argmax.empty();
@@ -204,7 +210,7 @@ void DiffTokens::compare_said(const RequestInfo& x, const RequestInfo& y) {
   if (!selection_.has(point("token"), -1)) return;
   const size_t end = first_other(of_x, of_y);
   if (const Row row{x.id, static_cast<int32_t>(end)}; end < std::min(of_x.size(), of_y.size()))
-    compare_chosen(row, of_x[end], of_y[end], x.sampled || y.sampled);
+    compare_chosen(row, of_x[end], of_y[end], how_chosen(x, y, row.position));
   else if (of_x.size() != of_y.size())
     compare_more(row, of_x.size() > of_y.size());
   if (x.prompt == y.prompt) compare_likely(x, y);
@@ -212,19 +218,19 @@ void DiffTokens::compare_said(const RequestInfo& x, const RequestInfo& y) {
 }
 
 // A token that was not fed to both. Of the point `token` the most likely is shown, not what was
-// drawn: of that the lists alone tell.
-void DiffTokens::compare_chosen(const Row& row, int32_t token_a, int32_t token_b, bool drawn) {
+// drawn or forced: of that the lists alone tell.
+void DiffTokens::compare_chosen(const Row& row, int32_t token_a, int32_t token_b, const char* how) {
   const Row before{row.request, row.position - 1};
   if (stopped(row) || !wanted(before)) return;
   const TopLogits *of_a = a_.top_logits(before), *of_b = b_.top_logits(before);
   const bool untrue =
-      !drawn && ((of_a && of_a->chosen != token_a) || (of_b && of_b->chosen != token_b));
+      how == nullptr && ((of_a && of_a->chosen != token_a) || (of_b && of_b->chosen != token_b));
   const std::string sentence =
       fmt::format("token {} and {} after position {}", token_a, token_b, before.position);
   if (untrue)
     return contradict(fmt::format("request {} is said to have chosen {}", row.request, sentence));
   stop(flip_of(row, token_a, token_b),
-       fmt::format("request {} {} {}", row.request, drawn ? "drew" : "chose", sentence));
+       fmt::format("request {} {} {}", row.request, how ? how : "chose", sentence));
 }
 
 // One of the lists goes on at that row. That it does so because its run did is no matter of lists:

@@ -47,7 +47,7 @@ class DiffTokens {
  private:
   void name_alone(int32_t request, const char* trace);
   void compare_said(const RequestInfo& x, const RequestInfo& y);
-  void compare_chosen(const Row& row, int32_t token_a, int32_t token_b, bool drawn);
+  void compare_chosen(const Row& row, int32_t token_a, int32_t token_b, const char* how);
   void compare_more(const Row& row, bool in_a);
   void compare_likely(const RequestInfo& x, const RequestInfo& y);
   void compare_ends(const RequestInfo& x, const RequestInfo& y);

@@ -121,6 +121,22 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
   EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffResult::Verdict::identical);
 }
 
+// What a request was made to take last is neither its most likely token nor a contradiction to it.
+TEST(Diff, ATokenThatWasForcedContradictsNothing) {
+  const FakeRun a = run_of();
+  FakeRun b = a;
+  RequestInfo& request = b.manifest.requests[1];
+  request.tokens.back() += 1;
+  request.forced = request.tokens;
+  for (const bool swapped : {false, true}) {
+    const DiffResult r = swapped ? diff_of(b, a) : diff_of(a, b);
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
+    EXPECT_EQ(r.story.find("request 1 has token"), 0u) << r.story;
+    for (const std::string& sentence : r.structure)
+      EXPECT_EQ(sentence.find("contradicts"), std::string::npos) << sentence;
+  }
+}
+
 // Prompts are of 13 and 9 tokens, and three are chosen after each.
 TEST(Diff, WhatOnlyTheListsOfRequestsHaveOtherwiseIsDifferent) {
   using Change = void (*)(std::vector<RequestInfo>&);
