@@ -46,14 +46,27 @@ void expect_alike(const Exact& got, const Exact& want, const std::string& where)
   ASSERT_EQ(got.steps.size(), want.steps.size()) << where;
   for (size_t i = 0; i < want.steps.size(); ++i)
     EXPECT_LE(worst_difference(got.steps[i].value, want.steps[i].value), 1e-11) << where;
-  using Field = Numbers Exact::*;
-  for (const Field field :
-       {&Exact::want, &Exact::spread, &Exact::score, &Exact::angle, &Exact::x1c_x2s, &Exact::turned,
-        &Exact::factor, &Exact::spread_squares, &Exact::weighted_squares, &Exact::overlap,
-        &Exact::ties, &Exact::tie_squares}) {
-    EXPECT_EQ((got.*field).empty(), (want.*field).empty()) << where;
-    if ((want.*field).empty()) continue;
-    EXPECT_LE(worst_difference(got.*field, want.*field), 1e-11) << where;
+  struct Field {
+    const char* name;
+    Numbers Exact::*numbers;
+    double limit = 1e-11;
+  };
+  for (const auto& [name, numbers, limit] :
+       std::initializer_list<Field>{{"want", &Exact::want},
+                                    {"spread", &Exact::spread},
+                                    {"score", &Exact::score},
+                                    {"angle", &Exact::angle},
+                                    {"x1c_x2s", &Exact::x1c_x2s},
+                                    {"turned", &Exact::turned},
+                                    {"factor", &Exact::factor},
+                                    {"spread_squares", &Exact::spread_squares},
+                                    {"weighted_squares", &Exact::weighted_squares},
+                                    {"overlap", &Exact::overlap},
+                                    {"ties", &Exact::ties},
+                                    {"tie_squares", &Exact::tie_squares}}) {
+    EXPECT_EQ((got.*numbers).empty(), (want.*numbers).empty()) << where << ' ' << name;
+    if ((want.*numbers).empty()) continue;
+    EXPECT_LE(worst_difference(got.*numbers, want.*numbers), limit) << where << ' ' << name;
   }
   // On the CPU they may be sums in fp32, enlarged so that none is too small: by 1e-5, twice that of
   // a sum that fp32 made too large (reference/magnitudes.h).
