@@ -271,8 +271,8 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
     result.findings.insert(std::ranges::find_if(result.findings, after), finding);
   }
   if (findings.empty()) return;
-  // Of a cache that was not judged the judge knows only what came of it; what it found before that,
-  // or in another pass, stays first: it comes with numbers.
+  // The judge's first finding stays first, as it comes with numbers, but where it is what came of a
+  // cache that was not judged.
   const bool is_first = !result.first || !(result.first->node == result.findings.front().node);
   if (is_first) result.first = result.findings.front();
   if (result.verdict != RunVerdict::diverged)

@@ -170,8 +170,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   const std::vector<Place> region = op_judge.hidden().region_of(place);
   const std::vector<Place> cached = manifest.graph.inputs_of({&point("attn.kv"), place.layer});
-  const bool sees_cache = std::ranges::none_of(
-      region, [&](const Place& hidden) { return hidden.point->is_cache(); });
+  const bool sees_cache =
+      std::ranges::none_of(region, [&](const Place& hidden) { return hidden.point->is_cache(); });
   const bool is_cached = !region.empty() && std::ranges::count(cached, place) > 0;
   for (size_t n = 0; n < nodes.size(); ++n) {
     const NodeRows& node = nodes[n];

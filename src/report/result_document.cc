@@ -302,7 +302,8 @@ std::string conclusion_of(const Result& result) {
     const int64_t wrong = count_wrong_ops(result);
     const Finding& first = *result.first;
     const std::string judged_by =
-        first.region.empty() ? "" : fmt::format("; judged by {} alone", first.node.place.point->name);
+        first.region.empty() ? ""
+                             : fmt::format("; judged by {} alone", first.node.place.point->name);
     return fmt::format("{} ({} op{} wrong of {}{})", where_it_begins(first), wrong,
                        wrong == 1 ? "" : "s", count_judged_ops(result), judged_by);
   }

@@ -166,11 +166,13 @@ TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
   r.findings.front().region = {{&point("attn.norm"), 3}, {&point("attn.q_norm"), 3}};
   r.first = r.findings.front();
   summarise(r);
-  EXPECT_TRUE(r.story.starts_with("layer 3 attn.norm .. attn.q_rope introduces the first error: "
-                                  "it or what it is judged with"))
+  EXPECT_TRUE(
+      r.story.starts_with("layer 3 attn.norm .. attn.q_rope introduces the first error: "
+                          "it or what it is judged with"))
       << r.story;
-  expect_line(screen(r, 120), "     region  layer 3 attn.norm .. attn.q_rope: any of the ops that "
-                              "were not recorded, or attn.q_rope itself");
+  expect_line(screen(r, 120),
+              "     region  layer 3 attn.norm .. attn.q_rope: any of the ops that "
+              "were not recorded, or attn.q_rope itself");
   EXPECT_EQ(lines_of(screen(r)).back(),
             "diverged: layer 3 attn.norm .. attn.q_rope introduces the first error (2 ops wrong of "
             "110; judged by attn.q_rope alone)");

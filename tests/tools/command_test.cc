@@ -231,12 +231,14 @@ TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
                           " --tokens 1,2,3 --max-new 2 --fault ";
   const Outcome idle = call_lockstep(run + "stale-prefix-page");
   EXPECT_EQ(idle.status, 2);
-  expect_has(idle.out, "The seeded stale-prefix-page did not act: without it every number of the "
-                       "run has the same bits; it needs a prefix cache");
+  expect_has(idle.out,
+             "The seeded stale-prefix-page did not act: without it every number of the "
+             "run has the same bits; it needs a prefix cache");
   const Outcome unseen = call_lockstep(run + "rope-interleaved --points mlp.act");
   EXPECT_NE(unseen.status, 1);
-  expect_has(noted(unseen), "nothing shows the seeded rope-interleaved, which changes layer 0 "
-                            "attn.q_rope first: --points mlp.act leaves that out\n");
+  expect_has(noted(unseen),
+             "nothing shows the seeded rope-interleaved, which changes layer 0 "
+             "attn.q_rope first: --points mlp.act leaves that out\n");
   const Outcome small = call_lockstep(run + "norm-eps-outside-root --dtype bf16");
   EXPECT_EQ(small.status, 0);
   expect_has(noted(small), "within what rounding may do\n");
