@@ -273,8 +273,9 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
   if (findings.empty()) return;
   // The judge's first finding stays first, as it comes with numbers, but where it is what came of a
   // cache that was not judged.
-  const bool is_first = !result.first || !(result.first->node == result.findings.front().node);
+  const bool is_first = result.first && !(result.first->node == result.findings.front().node);
   if (is_first) result.first = result.findings.front();
+  if (!result.first) result.first = findings.front();
   if (result.verdict != RunVerdict::diverged)
     result.story = "The K/V cache is wrong: " + findings.front().rule;
   else if (is_first)
