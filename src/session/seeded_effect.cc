@@ -39,10 +39,11 @@ std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> fa
   std::vector<Shown> all;
   DigestRecorder recorder({}, /*tensors=*/false, [&all](const Pass& pass) {
     for (const RecordedTensor& tensor : pass.tensors) {
-      const std::vector<uint64_t>& rows = tensor.row_hashes;
+      std::vector<uint64_t> hashes = tensor.row_hashes;
+      hashes.push_back(tensor.digest.hash);
       all.push_back({{tensor.point, tensor.layer},
                      pass.info.pass,
-                     hash_of(rows.data(), rows.size() * sizeof(uint64_t))});
+                     hash_of(hashes.data(), hashes.size() * sizeof(uint64_t))});
     }
   });
   Probe probe(&recorder);
