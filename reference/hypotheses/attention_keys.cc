@@ -26,6 +26,7 @@
 #include <numbers>
 
 #include "reference/hypotheses/attend.h"
+#include "reference/hypotheses/rotary.h"
 #include "reference/rounding.h"
 
 namespace lockstep {
@@ -273,6 +274,32 @@ Tensor v_shifted(const Asked& a, double by) {
   };
   return attend(a, how);
 }
+// The right K/V head for the scores, and another one for V.
+Tensor v_of_head(const Asked& a, double by) {
+  Attention how;
+  how.other = [by](const Part& p) {
+    Part other = p;
+    other.set_cache(p.k(), p.v().roll(by == 0 ? 1 : static_cast<int64_t>(-by), 0));
+    return other;
+  };
+  return attend(a, how);
+}
+std::vector<double> kv_heads_beside(const Asked& a) {
+  return Asked::neighbours_among(a.model().recipe.kv_heads);
+}
+// A rotation of all that the cache holds: V is to be left as it is.
+Tensor v_turned(const Asked& a, double) {
+  Attention how;
+  how.other = [&a](const Part& p) {
+    std::vector<double> positions;
+    for (int64_t key = 0; key < p.v().size(1); ++key) positions.push_back(as_fp64(key));
+    Part other = p;
+    const Tensor turned = RightRotation::of(a, p.v().transpose(0, 1), positions);
+    other.set_cache(p.k(), turned.transpose(0, 1));
+    return other;
+  };
+  return attend(a, how);
+}
 // Pages that were written as [positions, heads, dim], read as [heads, positions, dim]: HND for NHD.
 Tensor heads_before_positions(const Asked& a, double) {
   const int64_t size = a.op().page_size;
@@ -374,6 +401,9 @@ constexpr Hypothesis kKeys[] = {
     {"the keys of page {:g} not seen", without_page, pages_within},
     {"the V of the first page read for every other one", v_of_first_page},
     {"the V of the key {:+g} read for each", v_shifted, slots_beside},
+    {"the V of the K/V head {:+g} read for each", v_of_head, kv_heads_beside, nullptr, Scope::op,
+     "the V of the other K/V head read for each"},
+    {"V turned by RoPE, as K is", v_turned},
     {"pages of [positions, heads] read as [heads, positions] (HND for NHD)",
      heads_before_positions},
     {"each query's own key counted twice", own_key_twice},

@@ -8,7 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 
-#include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/rotary.h"
 
 namespace lockstep {
 namespace {
@@ -59,11 +59,18 @@ Tensor split_as_if_in_blocks(const Asked& a, double) {
   return split_otherwise(a, from);
 }
 
+// A rotation of all heads of a fused q, k and v: V is to be left as it is.
+Tensor turned_by_rope(const Asked& a, double) {
+  if (!makes_heads(a) || a.right().dim() != 3) return {};
+  return RightRotation::of(a, a.right(), RightRotation::right_positions(a));
+}
+
 constexpr Hypothesis kFused[] = {
     {"heads of a fused q, k, v that has all of each taken as if by K/V head (q q k v)",
      split_by_group},
     {"heads of a fused q, k, v that has them by K/V head (q q k v) taken as if all of each",
      split_as_if_in_blocks},
+    {"its heads turned by RoPE", turned_by_rope},
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <cmath>
 
 #include "kernels/base/dtype.h"
-#include "reference/hypotheses/asked.h"
+#include "reference/hypotheses/rotary.h"
 #include "reference/hypotheses/values.h"
 #include "reference/rounding.h"
 
@@ -386,6 +386,12 @@ Tensor by_bit_trick(const Asked& a, double steps) {
   return scaled(a, norm_x(a) * roots.to(norm_x(a).device()), gain_of(a));
 }
 
+// Q or K that RoPE has turned before it is normed.
+Tensor of_turned_input(const Asked& a, double) {
+  if (a.place().point->head_axis < 0 || norm_x(a).dim() != 3) return {};
+  return of_input(a, RightRotation::at_positions(a, RightRotation::right_positions(a)));
+}
+
 constexpr Hypothesis kNorm[] = {
     {"no norm at all: its input is handed on", left_out},
     {"the gain alone, without RMSNorm", gain_alone},
@@ -449,6 +455,7 @@ constexpr Hypothesis kNorm[] = {
     {"RMSNorm of its input rounded to fp16", input_in_fp16},
     {"RMSNorm and its input added to the result", input_added},
     {"RMSNorm applied twice", normed_twice},
+    {"RoPE before the norm: RMSNorm of what it has turned", of_turned_input},
     {"RMSNorm of the branch alone, before it is added to the stream", of_branch},
     {"RMSNorm of the stream before the branch is added", before_addition},
 };

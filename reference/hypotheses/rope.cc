@@ -334,6 +334,15 @@ Tensor normed_after(const Asked& a, double) {
   return y / root *
          a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
 }
+// RoPE and then the norm, of a normed input: a rotation leaves the mean square of a head as it is,
+// so that nothing but the gain tells the two orders apart.
+Tensor gain_after_turning(const Asked& a, double) {
+  if (!a.model().config.qk_norm) return {};
+  const bool q = a.place().point->name == "attn.q_rope";
+  const Tensor gain =
+      a.model().weights.norm({find_point(q ? "attn.q_norm" : "attn.k_norm"), a.place().layer});
+  return turned(a, a.input(0) / gain, right_tables(a)) * gain;
+}
 // Each of the four products stored before two of them are added.
 Tensor products_stored(const Asked& a, double) {
   const DType run = a.model().run;
@@ -391,6 +400,7 @@ constexpr Hypothesis kRope[] = {
     {"RoPE with some of its pairs not turned", some_pairs_left, nullptr, nullptr, Scope::told},
     {"RoPE whose products are rounded before they are added", products_stored},
     {"normed after RoPE", normed_after},
+    {"RoPE before the norm, whose gain comes after it", gain_after_turning},
     {"RoPE and the softmax's scale on top", scaled_query},
 };
 
@@ -406,7 +416,11 @@ std::vector<double> RightRotation::right_positions(const Asked& a) {
   return positions;
 }
 at::Tensor RightRotation::at_positions(const Asked& a, const std::vector<double>& positions) {
-  return turned(a, by_recipe(a, RightRotation::recipe_of(a), positions));
+  return of(a, a.input(0), positions);
+}
+at::Tensor RightRotation::of(const Asked& a, const at::Tensor& x,
+                             const std::vector<double>& positions) {
+  return turned(a, x, by_recipe(a, RightRotation::recipe_of(a), positions));
 }
 
 std::span<const Hypothesis> rope_hypotheses() { return kRope; }

@@ -19,6 +19,8 @@ struct RightRotation {
   static std::vector<double> right_positions(const Asked& a);
   // The input's rows turned as is right at these positions, one a row.
   static at::Tensor at_positions(const Asked& a, const std::vector<double>& positions);
+  // The same of other rows, [rows, heads, head_dim], than those of the op's input.
+  static at::Tensor of(const Asked& a, const at::Tensor& x, const std::vector<double>& positions);
 };
 
 // A table of its own for the positions.

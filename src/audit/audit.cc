@@ -13,6 +13,7 @@
 
 #include "kernels/base/check.h"
 #include "probes/digest.h"
+#include "src/judge/story.h"
 
 namespace lockstep {
 
@@ -244,6 +245,18 @@ void Auditor::leave_open(const Record& record, const std::vector<uint64_t>& hash
   }
 }
 
+namespace {
+
+// Whether a node of the same pass is computed after that one, which is of a layer's cache.
+bool comes_of(const NodeId& node, const NodeId& cache) {
+  const Place &own = node.place, &of_cache = cache.place;
+  if (of_cache.layer < 0 || node.pass != cache.pass) return false;
+  if (own.layer >= 0 && own.layer != of_cache.layer) return own.layer > of_cache.layer;
+  return own.point->order() > of_cache.point->order();
+}
+
+}  // namespace
+
 void add_audit(Result& result, const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
     const auto same = [&finding](const Finding& f) { return f.node == finding.node; };
@@ -254,13 +267,19 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
       if (result.first && same(*result.first)) result.first->rule = known->rule;
       continue;
     }
-    result.findings.push_back(finding);
+    const auto after = [&finding](const Finding& f) { return comes_of(f.node, finding.node); };
+    result.findings.insert(std::ranges::find_if(result.findings, after), finding);
   }
   if (findings.empty()) return;
-  // The judge's first finding stays first: it comes with numbers.
+  // The judge's first finding stays first, as it comes with numbers, but where it is what came of a
+  // cache that was not judged.
+  const bool is_first = result.first && !(result.first->node == result.findings.front().node);
+  if (is_first) result.first = result.findings.front();
   if (!result.first) result.first = findings.front();
   if (result.verdict != RunVerdict::diverged)
     result.story = "The K/V cache is wrong: " + findings.front().rule;
+  else if (is_first)
+    result.story = fmt::format("{}: {}", where_it_begins(*result.first), text_of(*result.first));
   result.verdict = RunVerdict::diverged;
 }
 

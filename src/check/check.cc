@@ -17,6 +17,7 @@
 #include "kernels/base/check.h"
 #include "src/check/compare.h"
 #include "src/report/output.h"
+#include "src/session/seeded_effect.h"
 
 namespace lockstep {
 namespace {
@@ -42,7 +43,9 @@ int64_t force(std::vector<Request>& requests, const Baseline& baseline) {
 // Judges the run, with its passes handed to `bits` on the thread that judges them.
 Result judge(JudgedRun& run, RunBits& bits) {
   run.seen = [&bits](const Pass& pass, const std::vector<NodeId>&) { bits.add(pass); };
-  return judge_run(run);
+  Result result = judge_run(run);
+  say_of_faults(run, result);
+  return result;
 }
 
 std::string counted(size_t count, const char* what) {

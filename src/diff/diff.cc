@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -17,6 +16,7 @@
 #include "src/diff/diff_noise.h"
 #include "src/diff/diff_scores.h"
 #include "src/diff/diff_side.h"
+#include "src/diff/diff_storage.h"
 #include "src/diff/diff_story.h"
 #include "src/diff/diff_sums.h"
 #include "src/diff/diff_tokens.h"
@@ -490,8 +490,9 @@ DiffResult Comparison::run() {
 DiffResult diff(TraceReader& a, TraceReader& b, const Selection& selection) {
   const MatchedRequests matched(a, b);
   DiffResult result = Comparison(a, matched.trace(), selection).run();
+  compare_storage(a, matched.trace(), selection, result);
   result.renamed = matched.sentences();
-  std::ranges::copy(matched.alone(), std::back_inserter(result.remarks));
+  for (const std::string& sentence : matched.alone()) result.remarks.push_back(sentence);
   return result;
 }
 

@@ -156,8 +156,9 @@ inline constexpr double kDiffOutlier = 2;
 // until the two were fed different tokens or chose different experts: where each chose the best of
 // its own numbers, and these are within noise, that is noise too. Requests are paired by number, or
 // by their tokens where those of a number differ (match_requests.h); one that the other trace does
-// not have is a remark. Throws Error when a trace cannot be read or the selection names layers that
-// a model has not, and where a trace's best of logits are not those of its tensors (top_logits.h).
+// not have is a remark. What the traces say beside numbers is compared by diff_storage.h. Throws
+// Error when a trace cannot be read or the selection names layers that a model has not, and where a
+// trace's best of logits are not those of its tensors (top_logits.h).
 DiffResult diff(TraceReader& a, TraceReader& b, const Selection& selection);
 
 // Enters what a judgement of each says, and what follows: with both clean nothing is wrong, however

@@ -76,6 +76,9 @@ void DiffSide::enter(int i, const Pass& pass) {
   for (const TopLogits& top : pass.logits) top_logits_[{top.row.request, top.row.position}] = top;
   begin_requests(pass.info);
   history_.begin(pass.info);
+  for (const TopLogits& top : pass.logits)
+    if (const uint64_t of_tokens = prefix(top.row); of_tokens != 0)
+      logits_rows_[of_tokens] = {top.row.request, top.row.position};
   enter_written(pass);
   enter_digests(i, pass);
   if (trouble_.empty()) trouble_ = trouble_of(pass);
@@ -194,7 +197,12 @@ const std::vector<DiffSide::Computed>& DiffSide::computed(const Row& row) const 
 }
 
 const TopLogits* DiffSide::top_logits(const Row& row) const {
-  const auto found = top_logits_.find({row.request, row.position});
+  auto found = top_logits_.find({row.request, row.position});
+  if (found == top_logits_.end() && rows_.contains({row.request, row.position})) return nullptr;
+  // The last row of a prompt that several samples have is computed by the first of them alone.
+  if (const auto shared = logits_rows_.find(prefix(row));
+      found == top_logits_.end() && shared != logits_rows_.end())
+    found = top_logits_.find(shared->second);
   return found == top_logits_.end() ? nullptr : &found->second;
 }
 

@@ -69,7 +69,9 @@ class DiffSide {
   // The hashes of K and of V that were written for those tokens. Nothing where they are not known,
   // or not always the same: then nobody can tell which of them a page should hold.
   std::optional<std::pair<uint64_t, uint64_t>> written(int layer, const Row& row) const;
-  // The best of the logits that the row got, the last time that it was computed; null: not kept.
+  // The best of the logits that the row got, the last time that it was computed; of a row that the
+  // request itself did not compute, those that another request got for the same tokens. Null: not
+  // kept.
   const TopLogits* top_logits(const Row& row) const;
   // The request as the manifest has it; null: it has not.
   const RequestInfo* request(int32_t id) const;
@@ -99,6 +101,7 @@ class DiffSide {
   std::set<size_t> shown_;  // places
   std::map<int, Loaded> loaded_;
   std::map<std::pair<int32_t, int32_t>, TopLogits> top_logits_;  // by request, position
+  std::map<uint64_t, std::pair<int32_t, int32_t>> logits_rows_;  // the last row, by its tokens
   std::map<std::pair<int, size_t>, DigestSums> digests_;         // by pass, place
   std::set<int32_t> begun_;                                      // requests
   KvHistory history_{false};

@@ -59,24 +59,29 @@ std::string other_bits(const DiffResult& result) {
 // Says which rows no verdict rests on, as only one of the two shows them; "": none.
 std::string not_common(const DiffResult& result) {
   const int64_t alone = result.only_a + result.only_b - result.more_a - result.more_b;
+  if (alone == 1) return "; 1 row is in one trace only, and was not compared";
   return alone > 0 ? fmt::format("; {} rows are in one trace only, and were not compared", alone)
                    : "";
+}
+
+// "1 token was", "3 tokens were".
+std::string count_fed(int64_t tokens) {
+  return fmt::format("{} token{}", tokens, tokens == 1 ? " was" : "s were");
 }
 
 // Says what no verdict rests on where both were found right, as one of the two alone computed it;
 // "": nothing.
 std::string fed_to_one(const DiffResult& result) {
   const int64_t more = result.more_a + result.more_b;
-  return more > 0
-             ? fmt::format("; {} tokens were fed in one trace only, and were not compared", more)
-             : "";
+  return more > 0 ? fmt::format("; {} fed in one trace only, and not compared", count_fed(more))
+                  : "";
 }
 
 // Says what makes them no runs of the same thing; "": nothing.
 std::string other_run(const DiffResult& result) {
   if (!result.structure.empty()) return result.structure.front();
   const int64_t more = result.more_a + result.more_b;
-  return more > 0 ? fmt::format("{} tokens were fed in one trace only", more) : "";
+  return more > 0 ? count_fed(more) + " fed in one trace only" : "";
 }
 
 std::string text_of_flips(const DiffResult& result) {

@@ -58,9 +58,16 @@ bool is_own_engine(const Manifest& manifest) {
   return engine != manifest.provenance.end() && engine->second == "lockstep";
 }
 
-// Where the NaN of an attention may come from that reads none: from slots past the context, which
-// the engine of this project fills with NaN. Empty where no page of the request has such slots.
-std::string past_context_text(const PassView& seen, int32_t request, int64_t page_size) {
+// Where the NaN of an attention may come from: from slots past the context, which the engine of
+// this project fills with NaN, or, where nobody saw what was read, from any slot of the cache.
+// Empty where no page of the request has such slots.
+std::string past_context_text(const PassView& seen, int32_t request, int64_t page_size,
+                              bool sees_cache) {
+  if (!sees_cache)
+    return fmt::format(
+        "; what it read of the cache was not recorded: NaN is in slots that nobody wrote, of the "
+        "context of request {} or past it, or else was made on the way",
+        request);
   const int64_t keys = seen.length_of(request);
   if (page_size <= 0 || keys % page_size == 0) return "";
   const std::vector<RequestPages>& tables = seen.info().pages;
@@ -163,6 +170,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   const std::vector<Place> region = op_judge.hidden().region_of(place);
   const std::vector<Place> cached = manifest.graph.inputs_of({&point("attn.kv"), place.layer});
+  const bool sees_cache =
+      std::ranges::none_of(region, [&](const Place& hidden) { return hidden.point->is_cache(); });
   const bool is_cached = !region.empty() && std::ranges::count(cached, place) > 0;
   for (size_t n = 0; n < nodes.size(); ++n) {
     const NodeRows& node = nodes[n];
@@ -173,7 +182,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       outcome.finding.region = region;
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
       if (place.point->op == OpKind::attention && is_own_engine(manifest) && makes_nan(outcome))
-        outcome.finding.rule += past_context_text(pass.seen, node.request, facts.page_size);
+        outcome.finding.rule +=
+            past_context_text(pass.seen, node.request, facts.page_size, sees_cache);
       if (is_cached && is_own_engine(manifest) && makes_nan(outcome))
         look_for_unwritten(SelectedRows(pass.seen.tensor(place, node.request), node.rows).view(),
                            node, outcome);

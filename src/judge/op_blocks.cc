@@ -227,8 +227,10 @@ bool OpJudge::narrow_enough(const Block& block) {
     power += block.exact.want[i] * block.exact.want[i];
   }
   Width& widest = widened_by_[block.place.point->order()];
-  if (narrow > 0) widest.times = std::max(widest.times, wide / narrow);
-  if (power > 0)
+  // Rows that are not finite say nothing of how wide a budget is.
+  const bool finite = std::isfinite(wide) && std::isfinite(power);
+  if (finite && narrow > 0) widest.times = std::max(widest.times, wide / narrow);
+  if (finite && power > 0)
     widest.of_row =
         std::max(widest.of_row, wide / std::sqrt(power * static_cast<double>(own.limit.size())));
   // Budgets that together are larger than the results would pass a tensor of zeros.

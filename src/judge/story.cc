@@ -78,11 +78,7 @@ std::string flip_story(const Result& result) {
 // The first finding, what came of it, and how much only passes its error on.
 std::string diverged_story(const Result& result) {
   const Finding& first = *result.first;
-  std::string text = fmt::format("{} {}: {}", text_of(first.node.place),
-                                 first.verdict == Verdict::introduced
-                                     ? "introduces the first error"
-                                     : fmt::format("is the first {} node", name_of(first.verdict)),
-                                 text_of(first));
+  std::string text = fmt::format("{}: {}", where_it_begins(first), text_of(first));
   if (const size_t more = result.findings.size() - 1; more > 0)
     text += fmt::format("; {} more finding{}", more, more > 1 ? "s" : "");
   text += flip_story(result);
@@ -143,6 +139,25 @@ std::string index_text(const Finding& f) {
 std::string budgets_text(double budgets) {
   return budgets >= kUncountable && std::isfinite(budgets) ? "over 1e9"
                                                            : fmt::format("{:.3g}", budgets);
+}
+
+std::string stretch_text(const Finding& f) {
+  const std::string place = text_of(f.node.place);
+  if (f.region.empty()) return place;
+  const Place& from = f.region.front();
+  return fmt::format("{} .. {}", text_of(from),
+                     from.layer == f.node.place.layer ? f.node.place.point->name : place);
+}
+
+std::string where_it_begins(const Finding& first) {
+  const std::string where = stretch_text(first);
+  if (first.verdict == Verdict::introduced) return where + " introduces the first error";
+  if (first.verdict == Verdict::structural)
+    return where + " is the first that is not as the model has it";
+  // The op made of its inputs what it should, and these were not judged.
+  if (!std::isfinite(first.want) && !std::isfinite(first.got))
+    return where + " is the first to read NaN or Inf, and nobody judged who made it";
+  return where + " is the first to make NaN or Inf";
 }
 
 // The ops besides its own that the error may be of.

@@ -114,6 +114,10 @@ std::string second_line(const DiffResult& result) {
     std::ranges::replace(name, '-', '_');
     if (!names.contains(name)) others.push_back(option);
   }
+  // The hash is of all that was asked for: what of it is other is said below, request by request.
+  const std::string asked_a = fact(a, "prompt_xxh3"), asked_b = fact(b, "prompt_xxh3");
+  if (!asked_a.empty() && !asked_b.empty() && asked_a != asked_b)
+    others.emplace_back("other prompts, or in another order");
   std::string line = fmt::format("B {}  ", result.trace_b);
   if (source_of(a) != source_of(b)) line += fmt::format("{}  ", source_of(b));
   return line +

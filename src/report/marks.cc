@@ -18,7 +18,7 @@ constexpr std::array<Mark, kNamesOf<Verdict>.size() + 1> kMarks = {{
     {"bitwise", "=", "exact bits"},
     {"rounding", ".", "within rounding"},
     {"introduced", "X", "wrong here"},
-    {"nonfinite", "N", "makes NaN or Inf here"},
+    {"nonfinite", "N", "NaN or Inf first here"},
     {"structural", "!", "missing, or of another shape"},
     {"propagated", "~", "wrong only by what it read"},
     {"confounded", "?", "wrong by what it read or by itself"},

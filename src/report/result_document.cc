@@ -301,12 +301,11 @@ std::string conclusion_of(const Result& result) {
   if (result.verdict == RunVerdict::diverged && result.first) {
     const int64_t wrong = count_wrong_ops(result);
     const Finding& first = *result.first;
-    const std::string what = first.verdict == Verdict::introduced ? "introduces the first error"
-                             : first.verdict == Verdict::nonfinite
-                                 ? "is the first to make NaN or Inf"
-                                 : "is the first that is not as the model has it";
-    return fmt::format("{} {} ({} op{} wrong of {})", text_of(first.node.place), what, wrong,
-                       wrong == 1 ? "" : "s", count_judged_ops(result));
+    const std::string judged_by =
+        first.region.empty() ? ""
+                             : fmt::format("; judged by {} alone", first.node.place.point->name);
+    return fmt::format("{} ({} op{} wrong of {}{})", where_it_begins(first), wrong,
+                       wrong == 1 ? "" : "s", count_judged_ops(result), judged_by);
   }
   if (result.verdict != RunVerdict::clean) return result.story;
   std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,

@@ -209,6 +209,10 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
     // rule_of() begins with "wrong: " where there is no other rule: the entry's name says it here.
     lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
   if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
+  if (!worst.region.empty())
+    lines.entries.emplace_back(
+        "region", fmt::format("{}: any of the ops that were not recorded, or {} itself",
+                              stretch_text(worst), worst.node.place.point->name));
   if (!cause.empty()) lines.entries.emplace_back("looks like", cause);
   if (!op.also.empty())
     lines.entries.emplace_back(

@@ -237,7 +237,8 @@ JudgeOptions judging_of(const JudgedRun& run, const std::vector<std::string_view
   return judging;
 }
 
-// options: may be changed by a fault of a rank or of instructions.
+}  // namespace
+
 Seeded seeded_of(const JudgedRun& run, EngineOptions& options) {
   const Device device = options.device;
   const Ops ops = run.ops ? *run.ops : ops_of(device);
@@ -259,6 +260,8 @@ std::unique_ptr<Engine> engine_of(const JudgedRun& run, const Seeded& seeded,
   if (run.ranks) return run.ranks->engine(seeded.ops, options, seeded.hooks);
   return std::make_unique<Engine>(run.checkpoint, seeded.ops, options, seeded.hooks);
 }
+
+namespace {
 
 std::unique_ptr<Oracle> oracle_of(const JudgedRun& run, const ReferenceOptions& options) {
   auto oracle = run.reference.oracle(run.checkpoint, options);

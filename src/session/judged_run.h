@@ -73,6 +73,12 @@ struct Seeded {
          InterpreterOptions* step = nullptr);
 };
 
+// The ops of the run with its faults and watch, and an engine of them. options: those of the
+// engine, which a fault of a rank or of instructions may change.
+Seeded seeded_of(const JudgedRun& run, EngineOptions& options);
+std::unique_ptr<Engine> engine_of(const JudgedRun& run, const Seeded& seeded,
+                                  const EngineOptions& options);
+
 // The faults that are seeded into one rank.
 std::vector<FaultRequest> faults_in_rank(std::vector<FaultRequest> faults, int rank);
 // The options of one of so many ranks, which share the machine's processors. Where the faults of

@@ -16,6 +16,7 @@
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_estimate.h"
+#include "src/session/seeded_effect.h"
 #include "src/session/session.h"
 
 namespace lockstep {
@@ -66,6 +67,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
     progress.show("running again with ops put right");
     result.confirmations = confirm(run, result);
   }
+  if (!seat) say_of_faults(run, result);
   return result;
 }
 
@@ -110,10 +112,14 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
   write_timeline(session, options.model.instructions.timeline);
   if (session.schedule) name_instructions(result, *session.schedule);
   if (session.tokenizer) add_texts(result, *session.tokenizer);
-  if (exit_status(result) != 0) return result;
+  const bool asked = options.modes.empty() && !seat;  // what each fault changed
+  if (asked || exit_status(result) != 0) return result;
   for (const FaultRequest& fault : parse_faults(options.faults))
-    result.notes.push_back(fmt::format("nothing shows the seeded {}, which needs {}", fault.name,
-                                       fault_of(fault).needs));
+    result.notes.push_back(fmt::format(
+        "nothing shows the seeded {}, and whether it acted was not asked{}: it needs {}",
+        fault.name,
+        seat ? "" : " (what is wrong alike in every way of serving shows in no --modes)",
+        fault_of(fault).needs));
   return result;
 }
 

@@ -61,6 +61,9 @@ OPS = [
     ("softmax_one", "modules", "attn.out"),
     ("rope_one_based", "modules", "attn.q_rope|attn.k_rope"),
     ("rope_conjugate", "six", "attn.q_rope|attn.k_rope"),
+    ("rope_before_norm", "six", "attn.q_norm|attn.q_rope"),
+    ("v_of_next_head", "modules", "attn.out"),
+    ("v_turned", "modules", "attn.out|attn.v"),
 ]
 
 

@@ -143,6 +143,10 @@ OPS = {
     "expert_capacity": r"first 3 of each expert",
     "masked_with_zero": r"masked keys with a score of 0",
     "masked_after_softmax": r"masked keys left out after",
+    "v_turned": r"V turned by RoPE",
+    "v_projected_turned": r"^its heads turned by RoPE$",
+    "v_of_next_head": r"^the V of the (other K/V head|K/V head \+1) read",
+    "rope_before_norm": r"RoPE before the norm|no rotation at all",
 }
 # What may be said of places further on, where it is another thing than of the first.
 FURTHER = {"nan_not_cached": r"nobody wrote"}

@@ -110,6 +110,9 @@ TEST_F(Check, FailsForEveryFaultOfASampleAndNamesTheOp) {
                   std::string::npos,
               true);
   }
+  const CheckResult idle = check("base.json", run_of(requests(), {{.name = "stale-prefix-page"}}));
+  EXPECT_EQ(exit_status(idle), 2) << "a bug that acted nowhere was not passed";
+  EXPECT_NE(idle.story.find("stale-prefix-page did not act"), std::string::npos) << idle.story;
 }
 
 TEST_F(Check, ServesRequestsThatDrawFreely) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/diff/diff_side.h"
 #include "src/judge/ledger.h"
 #include "tests/diff/diff_runs.h"
 #include "tests/helpers.h"
@@ -40,6 +41,8 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   EXPECT_EQ(r.more_a, 2);
   EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << "a run of fewer tokens is another run";
   EXPECT_EQ(r.story, "2 tokens were fed in one trace only");
+  EXPECT_EQ(diff_of(run_of(), less, Selection("", "", "", "0")).story,
+            "1 token was fed in one trace only");
   EXPECT_EQ(diff_of(less, run_of()).only_b, 2);
   EXPECT_EQ(diff_of(less, run_of()).more_b, 2);
 }
@@ -119,6 +122,66 @@ TEST(Diff, ATokenThatWasDrawnIsCompared) {
   EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
   EXPECT_EQ(r.story.find("request 1 drew token"), 0u) << r.story;
   EXPECT_EQ(diff_of(a, b, Selection("mlp.*", "", "", "")).verdict, DiffResult::Verdict::identical);
+}
+
+// Two right runs may put K and V elsewhere, which makes no other numbers, and is said; what a trace
+// declares that its tensors do not bear out is a difference.
+TEST(Diff, WhatTheTracesSayBesideNumbersIsCompared) {
+  const FakeRun a = run_of();
+  const auto compared = [&a](const std::function<void(FakeRun&)>& change) {
+    FakeRun b = a;
+    change(b);
+    const DiffResult one = diff_of(a, b), other = diff_of(b, a);
+    EXPECT_EQ(one.verdict, other.verdict);
+    EXPECT_EQ(one.remarks.size(), other.remarks.size());
+    return one;
+  };
+  DiffResult r = compared([](FakeRun& b) {
+    for (PassRow& row : b.passes[0].info.rows) row.slot += row.row.request == 1 ? 4 : 0;
+  });
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical);
+  EXPECT_TRUE(r.story.ends_with(
+      " have the same bits; the slots of 9 of 26 rows differ, which no number depends on"))
+      << r.story;
+  EXPECT_EQ(r.remarks.size(), 1u);
+  FakeRun paged = a, other = a;
+  paged.passes[0].info.pages = {{0, {1, 2, 3, 4}}, {1, {5}}};
+  other.passes[0].info.pages = {{0, {1, 2, 3}}, {1, {6}}};
+  EXPECT_NE(diff_of(paged, other).story.find("the page tables of 1 of 2 requests differ"),
+            std::string::npos);
+  r = compared([](FakeRun& b) { b.manifest.contracts["attn.norm"] = RoundingContract::hf; });
+  EXPECT_NE(r.story.find("; the declared rounding differs at attn.norm ("), std::string::npos);
+  r = compared([](FakeRun& b) { b.manifest.dtype = DType::f16; });
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
+  EXPECT_EQ(r.story.find("bf16 and fp16 are declared, but all rows"), 0u) << r.story;
+  paged.passes[0].info.inherited = {{7, {1, 2}}}, other.passes[0].info.inherited = {{7, {1, 3}}};
+  r = diff_of(paged, other);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
+  EXPECT_EQ(r.story.find("request 7 has token 2 and 3 at position 1, which the first"), 0u)
+      << r.story;
+  r = compared([](FakeRun& b) { b.passes[0].info.inherited = {{7, {1}}}; });
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::identical);
+  EXPECT_EQ(r.remarks.size(), 1u) << "found in one cache alone";
+}
+
+// The samples of a prompt share its last row, which the first of them computed.
+TEST(DiffSide, FindsTheLogitsOfASharedPrompt) {
+  FakeRun run = run_of();
+  const std::vector<int32_t> prompt = run.manifest.requests[0].prompt;
+  std::vector<int32_t> other = prompt;
+  other.back() += 1;
+  run.manifest.requests.push_back({.id = 2, .prompt = prompt});
+  run.manifest.requests.push_back({.id = 3, .prompt = other});
+  const auto end = static_cast<int32_t>(prompt.size());
+  for (const int32_t sample : {2, 3})
+    run.passes[1].info.rows.push_back({{sample, end}, 1, -1, Phase::decode});
+  MemoryTrace trace(run);
+  const DiffSide side(trace, run.manifest.graph.places());
+  const TopLogits* shared = side.top_logits({2, end - 1});
+  ASSERT_NE(shared, nullptr);
+  EXPECT_EQ(shared->values, side.top_logits({0, end - 1})->values);
+  EXPECT_EQ(side.top_logits({3, end - 1}), nullptr) << "another prompt's";
+  EXPECT_EQ(side.top_logits({2, end}), nullptr) << "its own row, which shows none";
 }
 
 // What a request was made to take last is neither its most likely token nor a contradiction to it.

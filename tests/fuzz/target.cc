@@ -71,6 +71,9 @@ std::string path_of(const std::string& name) {
 
 std::string write(const std::string& name, std::string_view text) {
   const std::string path = path_of(name);
+  // A new file each time: HDF5's library knows a file by its inode, and one that it was led not to
+  // close would be read in the place of the next.
+  std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << text;
   return path;
 }

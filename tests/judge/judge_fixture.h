@@ -53,7 +53,11 @@ class JudgeTest : public testing::Test {
     EXPECT_EQ(result.first->node.pass, pass);
     EXPECT_EQ(result.first->node.request, request);
     EXPECT_EQ(result.first->verdict, verdict) << result.story;
-    EXPECT_NE(result.story.find(place), std::string::npos) << result.story;
+    // Of a region the story names the end last.
+    const std::string end = result.first->region.empty()
+                                ? place
+                                : ".. " + std::string(result.first->node.place.point->name);
+    EXPECT_NE(result.story.find(end), std::string::npos) << result.story;
   }
 
   FakeOracle oracle_;

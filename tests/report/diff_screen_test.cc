@@ -35,6 +35,9 @@ TEST(DiffOrigin, SaysOfTheSecondWhatIsDifferent) {
       origins_of(r),
       (Lines{"A base.trace  ca66f54+ 2026-11-23  bf16 cpu oneDNN  threads 2  page 16  chunk 0",
              "B bug.trace  the same"}));
+  r.provenance_a["prompt_xxh3"] = "1", r.provenance_b["prompt_xxh3"] = "2";
+  EXPECT_EQ(origins_of(r)[1], "B bug.trace  the same but other prompts, or in another order");
+  r.provenance_b["prompt_xxh3"] = "1";
   r.provenance_b["threads"] = "1";
   r.provenance_b["git_dirty"] = "0";
   r.provenance_b["command_line"] =

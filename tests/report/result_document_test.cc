@@ -159,6 +159,32 @@ TEST(ResultScreen, ShowsABugInItsPlaceAndSaysWhatItDid) {
             "diverged: layer 3 attn.q_rope introduces the first error (2 ops wrong of 110)");
 }
 
+// Nobody is said to have made an error that another op of its region may have made, nor a NaN that
+// was handed to it.
+TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
+  Result r = rope_bug();
+  r.findings.front().region = {{&point("attn.norm"), 3}, {&point("attn.q_norm"), 3}};
+  r.first = r.findings.front();
+  summarise(r);
+  EXPECT_TRUE(
+      r.story.starts_with("layer 3 attn.norm .. attn.q_rope introduces the first error: "
+                          "it or what it is judged with"))
+      << r.story;
+  expect_line(screen(r, 120),
+              "     region  layer 3 attn.norm .. attn.q_rope: any of the ops that "
+              "were not recorded, or attn.q_rope itself");
+  EXPECT_EQ(lines_of(screen(r)).back(),
+            "diverged: layer 3 attn.norm .. attn.q_rope introduces the first error (2 ops wrong of "
+            "110; judged by attn.q_rope alone)");
+  r.first->region = {{&point("embed"), -1}};
+  r.first->verdict = Verdict::nonfinite;
+  r.first->want = r.first->got = std::nan("");
+  EXPECT_TRUE(lines_of(screen(r)).back().starts_with(
+      "diverged: embed .. layer 3 attn.q_rope is the first to read NaN or Inf, and nobody judged "
+      "who made it"))
+      << screen(r);
+}
+
 TEST(ResultScreen, OfAModelOverRanksProposesNothingThatThoseRefuse) {
   const std::string text =
       render_text(document_of(rope_bug(), {.serves = true, .over_ranks = true}), {.width = 80});
@@ -279,7 +305,7 @@ TEST(ResultScreen, OfNaNShowsTheOriginAndWhatCarriesIt) {
               "    2   =   =   =   =   =   =   =   =   =   N   ~   ~   ~   ~   ~   ~   ~   ~");
   expect_line(text, "  1. layer 2 attn.out       1 of 7 nodes: prompts only, request 0 alone");
   expect_line(text, "     worst   want 0.5, got NaN");
-  EXPECT_NE(text.find("N makes NaN or Inf here"), std::string::npos) << text;
+  EXPECT_NE(text.find("N NaN or Inf first here"), std::string::npos) << text;
   EXPECT_NE(text.find("the logits' divergence is not measured"), std::string::npos) << text;
   EXPECT_NE(text.find("--modes poison"), std::string::npos) << text;
   EXPECT_EQ(lines_of(text).back(),

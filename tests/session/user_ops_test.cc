@@ -146,7 +146,8 @@ TEST(UserOps, OfAWholeLayerAreSelectedByWhatIsSeen) {
                             built_path("plugin_layer_wrong_scale.so --points ");
   const Outcome seen = call_lockstep(wrong + "mlp.residual");
   EXPECT_EQ(seen.status, 1) << seen.err;
-  EXPECT_NE(seen.out.find("layer 0 mlp.residual introduces"), std::string::npos) << seen.out;
+  EXPECT_NE(seen.out.find("layer 0 attn.norm .. mlp.residual introduces"), std::string::npos)
+      << seen.out;
   EXPECT_EQ(seen.out.find("--confirm"), std::string::npos) << seen.out;
   const Outcome hidden = call_lockstep(wrong + "mlp.act");
   EXPECT_EQ(hidden.status, 2) << hidden.err;

@@ -218,15 +218,53 @@ TEST(Lockstep, PrintsTheResultThatItsFileHasNoRoomFor) {
   expect_has(run.err, "/dev/full cannot be written: No space left");
 }
 
-// So that nobody takes a bug that nothing could show for one that was missed.
-TEST(Lockstep, SaysWhatASeededFaultNeedsWhenNothingShowsIt) {
-  const std::string run = "run --model " + data_path("tiny/qwen3-default") + " --tokens 1,2,3 ";
-  const Outcome clean = call_lockstep(run + "--max-new 2 --fault stale-prefix-page");
-  EXPECT_EQ(clean.status, 0);
-  expect_has(clean.out, "nothing shows the seeded stale-prefix-page, which needs a prefix cache");
-  const Outcome diverged = call_lockstep(run + "--max-new 2 --fault rope-interleaved");
+// So that nobody takes a bug that was not tried for one that was missed, nor one that was missed
+// for one that was not tried.
+TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
+  const auto noted = [](const Outcome& run) {
+    std::string all;
+    const auto result = nlohmann::json::parse(run.out);
+    for (const auto& note : result["notes"]) all += note.get<std::string>() + "\n";
+    return all;
+  };
+  const std::string run = "run --format json --model " + data_path("tiny/qwen3-default") +
+                          " --tokens 1,2,3 --max-new 2 --fault ";
+  const Outcome idle = call_lockstep(run + "stale-prefix-page");
+  EXPECT_EQ(idle.status, 2);
+  expect_has(idle.out,
+             "The seeded stale-prefix-page did not act: without it every number of the "
+             "run has the same bits; it needs a prefix cache");
+  const Outcome unseen = call_lockstep(run + "rope-interleaved --points mlp.act");
+  EXPECT_NE(unseen.status, 1);
+  expect_has(noted(unseen),
+             "nothing shows the seeded rope-interleaved, which changes layer 0 "
+             "attn.q_rope first: --points mlp.act leaves that out\n");
+  const Outcome small = call_lockstep(run + "norm-eps-outside-root --dtype bf16");
+  EXPECT_EQ(small.status, 0);
+  expect_has(noted(small), "within what rounding may do\n");
+  // Of two the other one is not taken for seen, either.
+  const Outcome diverged = call_lockstep(run + "rope-interleaved --fault stale-prefix-page");
   EXPECT_EQ(diverged.status, 1);
-  EXPECT_EQ(diverged.out.find("nothing shows"), std::string::npos) << diverged.out;
+  expect_has(noted(diverged), "the seeded stale-prefix-page did not act");
+  EXPECT_EQ(noted(diverged).find("the seeded rope-interleaved"), std::string::npos);
+}
+
+// What was not recorded may have made what shows at the next op that was.
+TEST(Lockstep, JudgesARegionByItsEndAndSaysWhereItBegins) {
+  const TempFolder folder;
+  const std::string model = " --model " + data_path("bard-qwen3"), trace = folder / "nan.h5";
+  const Outcome run = call_lockstep(
+      "run --tokens 5,6,7,8 --max-new 3 --fault new-token-never-cached@layer=2 --keep full "
+      "--points attn.o,mlp.act --trace " +
+      trace + model);
+  EXPECT_EQ(run.status, 1) << run.err;
+  // The cache that nobody wrote comes before the op that hands its NaN on.
+  expect_has(run.out, "\ndiverged: layer 2 attn.kv introduces the first error (2 ops wrong of 13)");
+  const Outcome judged = call_lockstep("judge " + trace + model);
+  EXPECT_EQ(judged.status, 1) << judged.err;
+  expect_has(judged.out, "layer 2 attn.out is the first to make NaN or Inf (1 op wrong of ");
+  expect_has(judged.out, "; judged by attn.out alone)\n");
+  EXPECT_EQ(judged.out.find("what it reads is finite"), std::string::npos) << judged.out;
 }
 
 // As a wrong kernel may choose: what was seen of the run must not be lost for want of its text.

@@ -1,0 +1,104 @@
+// Whether a seeded bug acted is asked of the bits: the same engine serves the same requests with
+// the bug and without it, and every tensor of every pass is hashed, whatever was judged. A bug of
+// pages that are never shared, or of an op that is never called, leaves all of them as they are.
+#include "src/session/seeded_effect.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "probes/digest.h"
+#include "probes/digest_recorder.h"
+#include "src/judge/ledger.h"
+
+namespace lockstep {
+namespace {
+
+// A tensor that a run showed, by its place and its bits.
+struct Shown {
+  Place place;
+  int32_t pass = 0;
+  uint64_t hash = 0;
+  friend bool operator==(const Shown&, const Shown&) = default;
+};
+
+// All that the engine shows with these faults, in the order in which it is computed. graph: whether
+// decode passes may be replayed; faults that want numbers in host memory rule it out.
+std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> faults, bool& graph) {
+  JudgedRun seeded_run = run;
+  seeded_run.faults = std::move(faults);
+  seeded_run.watch = nullptr;
+  EngineOptions options = run.engine;
+  const Seeded seeded = seeded_of(seeded_run, options);
+  options.graph = graph = graph && options.graph && seeded.clean;
+  const std::unique_ptr<Engine> engine = engine_of(seeded_run, seeded, options);
+  for (const Request& request : run.requests) engine->submit(request);
+  std::vector<Shown> all;
+  DigestRecorder recorder({}, /*tensors=*/false, [&all](const Pass& pass) {
+    for (const RecordedTensor& tensor : pass.tensors) {
+      std::vector<uint64_t> hashes = tensor.row_hashes;
+      hashes.push_back(tensor.digest.hash);
+      all.push_back({{tensor.point, tensor.layer},
+                     pass.info.pass,
+                     hash_of(hashes.data(), hashes.size() * sizeof(uint64_t))});
+    }
+  });
+  Probe probe(&recorder);
+  while (engine->step(probe)) check(probe.failure().empty(), "{}", probe.failure());
+  probe.flush();
+  return all;
+}
+
+// The first place whose bits the fault changes; nothing: it changes none.
+std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fault) {
+  bool graph = true;
+  const std::vector<Shown> with = shown_with(run, {fault}, graph);
+  const std::vector<Shown> without = shown_with(run, {}, graph);
+  const auto [other, mine] = std::ranges::mismatch(with, without);
+  if (other != with.end()) return other->place;
+  if (mine != without.end()) return mine->place;
+  return {};
+}
+
+// Why nothing shows a bug that changed the bits of that place, and all that was made of them.
+std::string why_unseen(const JudgedRun& run, const Place& first) {
+  const Selection& selection = run.judge.selection;
+  const std::string alone = selection.text();
+  if (!selection.has(*first.point, first.layer)) return alone + " leaves that out";
+  std::string text = "that is within what rounding may do";
+  if (!alone.empty()) text += fmt::format(", or outside of {}", alone);
+  if (!run.judge.rows.all()) text += ", or in a row that --judge-rows did not draw";
+  return text;
+}
+
+}  // namespace
+
+void say_of_faults(const JudgedRun& run, Result& result) {
+  const bool shown = result.verdict == RunVerdict::diverged;
+  if (shown && run.faults.size() == 1) return;
+  std::string idle;
+  for (const FaultRequest& fault : run.faults) {
+    if (run.progress) run.progress(fmt::format("asking what {} changes", fault.name));
+    const std::optional<Place> first = first_changed(run, fault);
+    const std::string needs(fault_of(fault).needs);
+    if (first && !shown)
+      result.notes.push_back(fmt::format("nothing shows the seeded {}, which changes {} first: {}",
+                                         fault.name, text_of(*first), why_unseen(run, *first)));
+    if (first) continue;
+    const std::string says = fmt::format(
+        "the seeded {} did not act: without it every number of the run has the same bits; it needs "
+        "{}",
+        fault.name, needs);
+    if (idle.empty()) idle = says;
+    result.notes.push_back(says);
+  }
+  if (idle.empty() || result.verdict != RunVerdict::clean) return;
+  result.verdict = RunVerdict::inconclusive;
+  idle.front() = 'T';
+  result.story = fmt::format("{}. {}", idle, result.story);
+}
+
+}  // namespace lockstep
