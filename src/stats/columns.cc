@@ -56,6 +56,17 @@ void ColumnSums::add(std::span<const WeighedRow* const> rows, size_t begin, size
   });
 }
 
+void ColumnSums::add(const DistantColumns& columns) {
+  const auto add_to = [](std::vector<double>& sums, const std::vector<double>& more) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += more[i];
+  };
+  add_to(sums_[kElements], columns.elements);
+  add_to(sums_[kSquares], columns.squares);
+  add_to(sums_[kDue], columns.due);
+  add_to(sums_[kMisrounded], columns.misrounded);
+  add_to(sums_[kMay], columns.may_misround);
+}
+
 Scatter ColumnSums::of(size_t column) const {
   const auto sum = [&](Amount amount) { return sums_[amount][column]; };
   return {.elements = static_cast<int64_t>(sum(kElements)),

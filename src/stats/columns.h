@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "src/stats/distant_rows.h"
 #include "src/stats/moments.h"
 #include "src/stats/row_loops.h"
 
@@ -17,6 +18,8 @@ class ColumnSums {
   // Adds the columns [begin, end) of the rows, in their order. Several threads may add different
   // columns at once.
   void add(std::span<const WeighedRow* const> rows, size_t begin, size_t end);
+  // All columns of rows that were added up elsewhere.
+  void add(const DistantColumns& columns);
   Scatter of(size_t column) const;
 
  private:

@@ -23,25 +23,8 @@ double in_budgets(double difference, double limit) {
   return std::fabs(difference) / limit;
 }
 
-// A hash of what the row came to. It is of the exact result as fp32: what a row holds besides does
-// not depend on which rows it was computed with, the last bits of fp64 do.
-uint64_t hash_of_row(const RowNumbers& row) {
-  std::vector<float> want(row.want.begin(), row.want.end());
-  return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
-         hash_of(row.got.data(), row.got.size_bytes());
-}
-
 void keep_worse(std::optional<Element>& worst, const std::optional<Element>& other) {
   if (other && (!worst || other->budgets > worst->budgets)) worst = other;
-}
-
-// With the difference beside the size of its row: the root mean square of the exact results.
-Element beside_row(Element e, double size) {
-  if (size > 0) e.of_row = std::fabs(e.got - e.want) / size;
-  return e;
-}
-std::optional<Element> beside_row(const std::optional<Element>& e, double size) {
-  return e ? std::optional(beside_row(*e, size)) : std::nullopt;
 }
 
 // The element of a row, as it was measured.
@@ -82,6 +65,32 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
   worst_of_columns_.resize(row_size_);
   most_of_columns_.resize(row_size_, -1);
   most_misrounded_of_columns_.resize(row_size_, -1);
+}
+
+// It is of the exact result as fp32: what a row holds besides does not depend on which rows it was
+// computed with, the last bits of fp64 do.
+uint64_t Meter::hash_of_row(const RowNumbers& row) {
+  std::vector<float> want(row.want.begin(), row.want.end());
+  return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
+         hash_of(row.got.data(), row.got.size_bytes());
+}
+
+Element Meter::beside_row(Element e, double size) {
+  if (size > 0) e.of_row = std::fabs(e.got - e.want) / size;
+  return e;
+}
+
+std::optional<Element> Meter::beside_row(const std::optional<Element>& e, double size) {
+  return e ? std::optional(beside_row(*e, size)) : std::nullopt;
+}
+
+void Meter::take(const RowSums& sums, int64_t elements, Measure& measure) {
+  measure.elements = elements;
+  measure.different = sums.different;
+  measure.over = sums.over;
+  measure.sum_squares = sums.squares;
+  measure.largest = sums.largest;
+  measure.inner = sums.inner;
 }
 
 Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& row) const {
@@ -200,6 +209,16 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   if (row.shared.empty()) sum.cross_scatter += term * term;
 }
 
+void Meter::end_group(Row& measured, const GroupSums& group, const NodeSlice& worst) const {
+  NodeSlice slice = worst;
+  slice.Scatter::add(group.scatter);
+  // (sum f)^2 - sum f^2 is the sum over ordered pairs. A rounding may leave it just under 0.
+  slice.pairs = std::max(0.0, group.sum * group.sum - group.squares);
+  measured.sum.pairs += slice.pairs;
+  measured.sum.cross_scatter += group.cross * group.cross;
+  if (head_size_ > 0) measured.heads.push_back(slice);
+}
+
 // A head of a row, or the row where there are no heads. Elements that share a part of their
 // variance count as fewer. An op's own errors are shared within a head, those of its inputs within
 // the row.
@@ -220,19 +239,13 @@ void Meter::end_groups(Row& measured, const RowNumbers& row, const StoredRow& st
   double carried = 0, carried_in_heads = 0;
   for (size_t first = 0; size > 0 && first < row.got.size(); first += size) {
     const GroupSums group = sum_group(row, row.shared, of_inputs, stored, elements, first, size);
-    NodeSlice slice;
-    slice.Scatter::add(group.scatter);
-    // (sum f)^2 - sum f^2 is the sum over ordered pairs. A rounding may leave it just under 0.
-    slice.pairs = std::max(0.0, group.sum * group.sum - group.squares);
-    measured.sum.pairs += slice.pairs;
-    measured.sum.cross_scatter += group.cross * group.cross;
     carried += group.carried;
     carried_in_heads += group.carried * group.carried;
-    if (head_size_ == 0) continue;
-    if (group.most >= 0) slice.worst = worst(first, group.most, false);
-    if (group.most_misrounded >= 0)
+    NodeSlice slice;
+    if (head_size_ > 0 && group.most >= 0) slice.worst = worst(first, group.most, false);
+    if (head_size_ > 0 && group.most_misrounded >= 0)
       slice.misrounded_worst = worst(first, group.most_misrounded, true);
-    measured.heads.push_back(slice);
+    end_group(measured, group, slice);
   }
   // Pairs within a head have been counted: these are the ones across heads.
   measured.sum.pairs += std::max(0.0, carried * carried - carried_in_heads);
@@ -243,12 +256,7 @@ void Meter::measure_plain(Row& measured, const RowNumbers& row, const RowSums& s
   const size_t count = row.got.size();
   const bool exact = options_.node_class == NodeClass::exact;
   Measure& of = measured.measure;
-  of.elements = std::ssize(row.got);
-  of.different = sums.different;
-  of.over = sums.over;
-  of.sum_squares = sums.squares;
-  of.largest = sums.largest;
-  of.inner = sums.inner;
+  take(sums, std::ssize(row.got), of);
   const auto differs = [&](size_t i) {
     return row.got[i] != stored.rounded[i] ||
            (exact && std::signbit(row.got[i]) != std::signbit(stored.rounded[i]));
@@ -319,10 +327,9 @@ void Meter::add(int64_t position, const RowNumbers& row) {
   add(std::span(&measured, 1), nullptr);
 }
 
-void Meter::add(std::span<Row> rows, ThreadPool* threads) {
-  std::vector<const Row*> distinct;
-  std::vector<const WeighedRow*> pooled;
-  if (pool_ && options_.node_class != NodeClass::exact) pooled = pool_->add(rows);
+Meter::Added Meter::add_whole(std::span<Row> rows) {
+  Added added;
+  if (pool_ && options_.node_class != NodeClass::exact) added.pooled = pool_->add(rows);
   for (Row& row : rows) {
     // Counts and the worst are of all rows, sums of distinct ones alone.
     merge(row);
@@ -330,9 +337,16 @@ void Meter::add(std::span<Row> rows, ThreadPool* threads) {
     if (options_.node_class == NodeClass::exact) continue;
     if (!moments_.add(row.hash, row.sum)) continue;
     add_slices(row);
-    distinct.push_back(&row);
+    added.distinct.push_back(&row);
   }
-  add_columns(distinct, pooled, threads);
+  return added;
+}
+
+void Meter::add(std::span<Row> rows, ThreadPool* threads) {
+  const Added added = add_whole(rows);
+  std::vector<const WeighedRow*> pooled;
+  for (const Row* row : added.pooled) pooled.push_back(&row->elements);
+  add_columns(added.distinct, pooled, threads);
 }
 
 void Meter::merge(Row& row) {
@@ -448,37 +462,6 @@ Measure Meter::finish() const {
   if (measure.statistics.size() > 1) add_worst_slices(measure);
   drop_missing(measure.statistics);
   return measure;
-}
-
-std::vector<const WeighedRow*> PlacePool::add(std::span<const Meter::Row> rows) {
-  constexpr int64_t kMoreRows = 512;
-  std::vector<const WeighedRow*> taken;
-  for (const Meter::Row& row : rows) {
-    if ((row.hash & passed_) != 0 || !moments_.add(row.hash, row.sum)) continue;
-    if (moments_.rows() >= enough_) {
-      enough_ += kMoreRows;
-      passed_ = passed_ << 1 | 1;
-    }
-    heads_.resize(std::max(heads_.size(), row.heads.size()));
-    for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
-    columns_.resize(std::max(columns_.size(), row.elements.size()));
-    taken.push_back(&row.elements);
-  }
-  return taken;
-}
-
-std::vector<Statistic> PlacePool::statistics(DType dtype) const {
-  std::vector<Statistic> statistics = sum().statistics(dtype, kPooledFalseAlarm);
-  if (statistics.empty()) return statistics;
-  Slices slices;
-  for (size_t h = 0; h < heads_.size(); ++h) slices.add("head", h, heads_[h]);
-  std::vector<Scatter> columns;
-  for (size_t c = 0; c < columns_.size(); ++c) columns.push_back(columns_.of(c));
-  for (size_t c = 0; c < columns.size(); ++c) slices.add("column", c, columns[c]);
-  statistics.push_back(slices.scattered(kPooledFalseAlarm).statistic);
-  if (dtype != DType::f32) statistics.push_back(slices.misrounded(kPooledFalseAlarm).statistic);
-  drop_missing(statistics);
-  return statistics;
 }
 
 }  // namespace lockstep

@@ -25,6 +25,7 @@
 #include "kernels/base/thread_pool.h"
 #include "probes/points.h"
 #include "src/stats/columns.h"
+#include "src/stats/distant_rows.h"
 #include "src/stats/error_profile.h"
 #include "src/stats/moments.h"
 #include "src/stats/row_loops.h"
@@ -128,6 +129,12 @@ class Meter {
   void add(int64_t position, const RowNumbers& row);
   // room: of a row that is over, to be used again.
   Row measure(int64_t position, const RowNumbers& row, WeighedRow room = {}) const;
+  // The same of a row that was measured elsewhere. row: got, want and gain.
+  Row measure(int64_t position, const RowNumbers& row, const DistantRow& from) const;
+  // Adds rows whose elements are elsewhere; they are the ones of `elements` from `first` on.
+  void add(std::span<Row> rows, const DistantRows& elements, size_t first);
+  // Whether every element is kept, so that it must be measured here.
+  bool keeps_all() const { return options_.profiled == ProfiledRows::all; }
   Measure finish() const;
 
  private:
@@ -138,6 +145,12 @@ class Meter {
     bool different;
   };
 
+  // A hash of what the row came to.
+  static uint64_t hash_of_row(const RowNumbers& row);
+  // With the difference beside the size of its row: the root mean square of the exact results.
+  static Element beside_row(Element e, double size);
+  static std::optional<Element> beside_row(const std::optional<Element>& e, double size);
+  static void take(const RowSums& sums, int64_t elements, Measure& measure);
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
   // How a non-finite element came about; none: its numbers count.
   Measure::NonFinite kind_of(const Stored& stored, double limit) const;
@@ -154,12 +167,19 @@ class Meter {
                      const StoredRow& stored) const;
   void measure_elements(Row& measured, const RowNumbers& row, StoredRow& stored_row) const;
   void end_groups(Row& measured, const RowNumbers& row, const StoredRow& stored) const;
+  void end_group(Row& measured, const GroupSums& group, const NodeSlice& worst) const;
   void merge(Row& row);
+  // Adds all that is of whole rows; those whose columns are to be added, of the node and its pool.
+  struct Added {
+    std::vector<const Row*> distinct, pooled;
+  };
+  Added add_whole(std::span<Row> rows);
   // It takes rows that no other row of the node equals.
   void add_slices(const Row& row);
-  // pooled: what the pool takes of them.
   void add_columns(std::span<const Row* const> rows, std::span<const WeighedRow* const> pooled,
                    ThreadPool* threads);
+  void keep_worst_of_columns(std::span<const Row> rows, size_t first,
+                             const DistantColumns& columns);
   void keep_worst_of_columns(std::span<const Row* const> rows, size_t begin, size_t end);
   void add_worst_slices(Measure& measure) const;
 
@@ -201,11 +221,12 @@ struct Meter::Row {
 class PlacePool {
  public:
   // Adds all that is of whole rows, and returns those whose columns are to be added.
-  std::vector<const WeighedRow*> add(std::span<const Meter::Row> rows);
+  std::vector<const Meter::Row*> add(std::span<const Meter::Row> rows);
   // Does as ColumnSums::add.
   void add_columns(std::span<const WeighedRow* const> rows, size_t begin, size_t end) {
     columns_.add(rows, begin, end);
   }
+  void add_columns(const DistantColumns& columns) { columns_.add(columns); }
   const Moments& sum() const { return moments_.sum(); }
   // T2, T3, T5, and T4 over heads and columns.
   std::vector<Statistic> statistics(DType dtype) const;

@@ -1,0 +1,55 @@
+// Rows that are measured where they were computed, on a device: what the loops of row_loops.h make
+// of each comes to the host, its elements do not.
+//
+// Only rows that are plain and within their budgets are measured so; of all others every element
+// may be asked about, and they are measured here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/stats/moments.h"
+#include "src/stats/row_loops.h"
+
+namespace lockstep {
+
+// The sums of one row. Offsets are of the first element of those that are as bad as the worst; of
+// misrounded ones -1 where there are none. Of a row of class exact, `sums` and the offsets alone.
+struct DistantRow {
+  // A head, or the row where its elements share a part of their variance.
+  struct Group {
+    GroupSums sums;
+    int64_t worst = 0, misrounded = -1;
+  };
+
+  RowSums sums;
+  Moments moments;  // but for the gain, and for what is made of groups
+  int64_t worst = 0, misrounded = -1;
+  std::vector<Group> groups;
+};
+
+// Some rows, column by column.
+struct DistantColumns {
+  struct Worst {
+    int64_t row = 0;  // of all rows
+    double want = 0, got = 0;
+    float budgets = -1;
+  };
+
+  std::vector<double> elements, squares, due, misrounded, may_misround;  // as in Scatter
+  std::vector<Worst> worst, worst_misrounded;  // of several that are as bad the first row's
+};
+
+// The rows of one answer of an oracle (src/judge/oracle.h), by their numbers in it. Whoever
+// measured them keeps what columns are made of until this is let go.
+class DistantRows {
+ public:
+  virtual ~DistantRows() = default;
+  // Several threads may ask at once.
+  virtual DistantRow row(size_t i) const = 0;
+  // The columns of those rows, whose numbers rise. Not of class exact.
+  virtual DistantColumns columns(std::span<const int64_t> rows) const = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+// Rows that were measured where they were computed become rows of a node here, by the same steps as
+// those whose elements are at hand (statistics.cc).
+#include "src/stats/statistics.h"
+
+namespace lockstep {
+
+Meter::Row Meter::measure(int64_t position, const RowNumbers& row, const DistantRow& from) const {
+  const bool exact = options_.node_class == NodeClass::exact;
+  Row measured{.position = position};
+  Measure& of = measured.measure;
+  take(from.sums, std::ssize(row.got), of);
+  measured.size = root_mean(from.sums.power, std::ssize(row.got));
+  const auto element = [&](int64_t i, double budgets) {
+    return beside_row(Element{position, i, row.want[i], row.got[i], budgets}, measured.size);
+  };
+  if (from.sums.different > 0) of.misrounded = element(from.misrounded, from.sums.most_differing);
+  measured.any_worst = !row.got.empty() && (!exact || from.sums.different > 0);
+  if (measured.any_worst) of.worst = exact ? *of.misrounded : element(from.worst, from.sums.most);
+  if (exact) return measured;
+  measured.sum = from.moments;
+  measured.sum.gain = row.gain;
+  for (const DistantRow::Group& group : from.groups) {
+    // Slices have their elements as fp32, as WeighedRow has.
+    const auto in_slice = [&](int64_t i, float budgets) {
+      return Element{position, i, row.want[i], to_f32(row.got[i]), budgets};
+    };
+    NodeSlice slice;
+    slice.worst = in_slice(group.worst, group.sums.most);
+    if (group.misrounded >= 0)
+      slice.misrounded_worst = in_slice(group.misrounded, group.sums.most_misrounded);
+    end_group(measured, group.sums, slice);
+  }
+  measured.sum.end_row();
+  measured.hash = hash_of_row(row);
+  return measured;
+}
+
+// The columns of a node are of its distinct rows, those of the pool of the rows that it takes.
+void Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first) {
+  const Added added = add_whole(rows);
+  const auto numbers_of = [&](std::span<const Row* const> some) {
+    std::vector<int64_t> numbers;
+    for (const Row* row : some)
+      numbers.push_back(static_cast<int64_t>(first) + (row - rows.data()));
+    return numbers;
+  };
+  const std::vector<int64_t> distinct = numbers_of(added.distinct);
+  const std::vector<int64_t> pooled = numbers_of(added.pooled);
+  const bool has_columns = columns_.size() > 0 && !distinct.empty();
+  DistantColumns columns;
+  if (has_columns) {
+    columns = elements.columns(distinct);
+    columns_.add(columns);
+    keep_worst_of_columns(rows, first, columns);
+  }
+  if (pooled.empty()) return;
+  // Mostly both are of the same rows.
+  if (!has_columns || pooled != distinct) columns = elements.columns(pooled);
+  pool_->add_columns(columns);
+}
+
+// A later row replaces the worst so far only where it is worse, as keep_worst_of_columns() of rows
+// whose elements are at hand does, so that the first of equals is named by both.
+void Meter::keep_worst_of_columns(std::span<const Row> rows, size_t first,
+                                  const DistantColumns& columns) {
+  for (size_t i = 0; i < columns.worst.size(); ++i) {
+    const auto element = [&](const DistantColumns::Worst& worst) {
+      const Row& row = rows[worst.row - first];
+      return beside_row(
+          Element{row.position, static_cast<int64_t>(i), worst.want, worst.got, worst.budgets},
+          row.size);
+    };
+    const DistantColumns::Worst &worst = columns.worst[i],
+                                &misrounded = columns.worst_misrounded[i];
+    if (worst.budgets > most_of_columns_[i])
+      most_of_columns_[i] = worst.budgets, worst_of_columns_[i].worst = element(worst);
+    if (misrounded.budgets > most_misrounded_of_columns_[i])
+      most_misrounded_of_columns_[i] = misrounded.budgets,
+      worst_of_columns_[i].misrounded = element(misrounded);
+  }
+}
+
+}  // namespace lockstep
