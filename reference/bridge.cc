@@ -89,6 +89,20 @@ Numbers to_numbers(const at::Tensor& tensor) {
   return {std::span(kept->const_data_ptr<double>(), kept->numel()), kept};
 }
 
+Numbers held_numbers(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return to_numbers(tensor);
+  const auto kept = std::make_shared<const at::Tensor>(tensor.to(at::kDouble));
+  return Numbers::elsewhere(kept->numel(), kept);
+}
+
+void bring(Numbers& numbers) {
+  if (!numbers.is_here()) numbers = to_numbers(tensor_of(numbers));
+}
+
+const at::Tensor& tensor_of(const Numbers& numbers) {
+  return *static_cast<const at::Tensor*>(numbers.owner().get());
+}
+
 Shape shape_of(const at::Tensor& tensor) {
   return Shape(std::span<const int64_t>(tensor.sizes().data(), tensor.sizes().size()));
 }

@@ -31,6 +31,11 @@ at::Tensor on_host(const at::Tensor& tensor);
 // The numbers own what they look into: a copy, or the tensor itself where it is fp64 in host memory
 // already.
 Numbers to_numbers(const at::Tensor& tensor);
+// The same, left where they are until bring() copies them here.
+Numbers held_numbers(const at::Tensor& tensor);
+void bring(Numbers& numbers);
+// The tensor that numbers of the two functions above look into: fp64, of any strides.
+const at::Tensor& tensor_of(const Numbers& numbers);
 
 Shape shape_of(const at::Tensor& tensor);
 

@@ -460,20 +460,20 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   else
     attend_in_threads(q, k, v, seen, finite && !holds_keys_by_dims(call) ? kTogether : 1, call,
                       all);
-  Exact result{.contract = call.contract, .want = to_numbers(all.out)};
+  Exact result{.contract = call.contract, .want = held_numbers(all.out)};
   if (!call.for_budget) return result;
   std::vector<double> terms;
   for (const KeyRange& range : seen) terms.push_back(static_cast<double>(range.end - range.begin));
   result.row_terms = std::move(terms);
-  result.magnitude = to_numbers(all.magnitude);
-  result.spread = to_numbers(all.spread);
-  result.spread_squares = to_numbers(all.spread_squares);
-  result.score = to_numbers(all.score);
-  result.weighted_squares = to_numbers(all.weighted_squares);
-  if (all.overlap.defined()) result.overlap = to_numbers(all.overlap);
+  result.magnitude = held_numbers(all.magnitude);
+  result.spread = held_numbers(all.spread);
+  result.spread_squares = held_numbers(all.spread_squares);
+  result.score = held_numbers(all.score);
+  result.weighted_squares = held_numbers(all.weighted_squares);
+  if (all.overlap.defined()) result.overlap = held_numbers(all.overlap);
   if (!all.ties.defined()) return result;
-  result.ties = to_numbers(all.ties);
-  result.tie_squares = to_numbers(all.tie_squares);
+  result.ties = held_numbers(all.ties);
+  result.tie_squares = held_numbers(all.tie_squares);
   return result;
 }
 

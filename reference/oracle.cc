@@ -20,6 +20,7 @@
 #include "reference/exact_attention.h"
 #include "reference/families.h"
 #include "reference/held_weights.h"
+#include "reference/measured_rows.h"
 #include "reference/recipe.h"
 #include "reference/rotary.h"
 #include "reference/rounding.h"
@@ -27,6 +28,16 @@
 
 namespace lockstep {
 namespace {
+
+// The numbers that were left where they were computed, for whoever reads single ones.
+void bring_all(Exact& e) {
+  for (Numbers* numbers :
+       {&e.want, &e.magnitude, &e.spread, &e.spread_squares, &e.weighted_squares, &e.score,
+        &e.angle, &e.x1c_x2s, &e.turned, &e.factor, &e.overlap, &e.ties, &e.tie_squares})
+    bring(*numbers);
+  for (Step& step : e.steps)
+    for (Numbers* numbers : {&step.value, &step.slope, &step.other}) bring(*numbers);
+}
 
 class OpOracle final : public Oracle {
  public:
@@ -42,9 +53,14 @@ class OpOracle final : public Oracle {
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   Exact evaluate(const OracleCall& call) override {
     Exact result;
-    in_torch([&] { result = evaluate_in_torch(call); });
+    in_torch([&] {
+      result = evaluate_in_torch(call);
+      if (!call.measure.got.empty()) measure_rows(call.place.point->op, call.measure, result);
+      bring_all(result);
+    });
     return result;
   }
+  bool on_device() const override { return !weights_.device().is_cpu(); }
 
  private:
   Exact evaluate_in_torch(const OracleCall& call);
@@ -74,7 +90,7 @@ class OpOracle final : public Oracle {
 
 // A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.
 Exact exact(const at::Tensor& want, RoundingContract contract) {
-  return {.contract = contract, .shape = shape_of(want), .want = to_numbers(want)};
+  return {.contract = contract, .shape = shape_of(want), .want = held_numbers(want)};
 }
 
 // Whether inner values are rounded where modules of Hugging Face store them.
@@ -109,8 +125,8 @@ Product product_under(RoundingContract contract, const at::Tensor& x, const auto
 // Adds what operands that lie halfway between two numbers of tf32 may move the result by.
 void put_halves(const Product& product, Exact& exact) {
   if (!product.halves.defined()) return;
-  exact.ties = to_numbers(product.halves);
-  exact.tie_squares = to_numbers(product.halves.square());
+  exact.ties = held_numbers(product.halves);
+  exact.tie_squares = held_numbers(product.halves.square());
 }
 
 // An op that rounds nowhere on the way knows no other contract.
@@ -175,9 +191,9 @@ Exact OpOracle::angles(const OracleCall& call) {
   const AngleTables tables = tables_of(call, rotary_, recipe_.head_dim / 2, weights_.device());
   const bool cosine = *call.place.point == point("rope.cos");
   Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
-  result.angle = to_numbers(tables.error);
+  result.angle = held_numbers(tables.error);
   // d cos / d angle = -sin, so that its size is what an error of the angle is multiplied by.
-  result.turned = to_numbers((cosine ? tables.sin : tables.cos).abs());
+  result.turned = held_numbers((cosine ? tables.sin : tables.cos).abs());
   return result;
 }
 
@@ -196,7 +212,7 @@ Exact OpOracle::norm(const OracleCall& call) const {
   Exact result = exact(inner * weight, call.contract);
   result.terms = weight.size(0);
   if (rounds_as_hf(call))
-    result.steps = {{to_numbers(normalised), to_numbers(weight.expand_as(x)), {}}};
+    result.steps = {{held_numbers(normalised), held_numbers(weight.expand_as(x)), {}}};
   if (run_ != DType::f32) result.serial_error = errors_of_serial_squares(x);
   return result;
 }
@@ -215,14 +231,14 @@ Exact OpOracle::linear(const OracleCall& call) const {
     const at::Tensor bias = weights_.bias(call.place);
     // A product that is stored before another kernel adds the bias: two roundings.
     if (call.contract == RoundingContract::bias_after_store) {
-      steps = {{to_numbers(y), {}, {}}};
+      steps = {{held_numbers(y), {}, {}}};
       y = Grid::of(run_).rounded(y);
     }
     y = y + bias;
     magnitude = magnitude + bias.abs();
   }
   Exact result = exact(y, call.contract);
-  result.magnitude = to_numbers(magnitude);
+  result.magnitude = held_numbers(magnitude);
   result.steps = std::move(steps);
   put_halves(product, result);
   result.terms = x.size(1);
@@ -257,19 +273,19 @@ Exact OpOracle::rope(const OracleCall& call) {
   const at::Tensor &x1 = x, x2 = at::cat({-halves[1], halves[0]}, -1);
   const auto of_pairs = [&](const at::Tensor& t) { return at::cat({t, t}, -1).unsqueeze(1); };
   const at::Tensor c = of_pairs(tables.cos), s = of_pairs(tables.sin);
-  const auto whole = [&](const at::Tensor& t) { return to_numbers(t.expand_as(x)); };
+  const auto whole = [&](const at::Tensor& t) { return held_numbers(t.expand_as(x)); };
   const Grid grid = Grid::of(run_);
   const bool tables_round = rounds_as_hf(call) || call.contract == RoundingContract::tables_rounded;
   const auto table = [&](const at::Tensor& t) { return tables_round ? grid.rounded(t) : t; };
   const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? grid.rounded(t) : t; };
   Exact result = exact(kept(x1 * table(c)) + kept(x2 * table(s)), call.contract);
-  result.magnitude = to_numbers(x1.abs() + x2.abs());
+  result.magnitude = held_numbers(x1.abs() + x2.abs());
   result.angle = whole(of_pairs(tables.error));
-  result.x1c_x2s = to_numbers(at::hypot(x1 * c, x2 * s));
-  result.turned = to_numbers((x2 * c - x1 * s).abs());
+  result.x1c_x2s = held_numbers(at::hypot(x1 * c, x2 * s));
+  result.turned = held_numbers((x2 * c - x1 * s).abs());
   if (tables_round)
-    result.steps = {{whole(c), to_numbers(x1), whole(s.abs())},
-                    {whole(s), to_numbers(x2), whole(c.abs())}};
+    result.steps = {{whole(c), held_numbers(x1), whole(s.abs())},
+                    {whole(s), held_numbers(x2), whole(c.abs())}};
   return result;
 }
 
@@ -313,10 +329,10 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   const at::Tensor silu = gate / (1 + (-gate).exp());
   const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(silu) : silu;
   Exact result = exact(inner * up, call.contract);
-  result.factor = to_numbers(up);
-  result.magnitude = to_numbers((gate * up).abs());
+  result.factor = held_numbers(up);
+  result.magnitude = held_numbers((gate * up).abs());
   if (rounds_as_hf(call))
-    result.steps = {{to_numbers(silu), result.factor, to_numbers(gate.abs())}};
+    result.steps = {{held_numbers(silu), result.factor, held_numbers(gate.abs())}};
   return result;
 }
 
@@ -353,7 +369,7 @@ Exact OpOracle::softmax(const OracleCall& call) const {
   // An error d in every exponent x moves w = e^x / sum by w (d |x| + mean of d |x|), the mean by
   // weights: that is what `magnitude` multiplies.
   const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
-  result.magnitude = to_numbers(of_chosen.abs() + mean);
+  result.magnitude = held_numbers(of_chosen.abs() + mean);
   result.terms = summed.size(1);
   return result;
 }
@@ -367,7 +383,7 @@ Exact OpOracle::expert_linear(const OracleCall& call) const {
         return weights_.experts(call.place, operand, experts, magnitude, tf32);
       });
   Exact result = exact(product.y, call.contract);
-  result.magnitude = to_numbers(product.magnitude);
+  result.magnitude = held_numbers(product.magnitude);
   put_halves(product, result);
   result.terms = x.size(-1);
   return result;
@@ -396,7 +412,7 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
       sum = (k == 1 ? sum : grid.rounded(sum)) + ordered.select(1, k);
   }
   Exact result = exact(sum, call.contract);
-  result.magnitude = to_numbers(terms.abs().sum(1));
+  result.magnitude = held_numbers(terms.abs().sum(1));
   result.terms = x.size(1);
   return result;
 }

@@ -43,19 +43,13 @@ void check_sizes(const JudgedOp& op, const Exact& e, Elements elements) {
 // Up to this chance of another number an error is so small that it crosses one border at most.
 constexpr double kOneBorder = 0.1;
 
-double misrounds_of(DType dtype) {
-  if (dtype == DType::bf16) return 0.02;
-  return dtype == DType::f16 ? 0.10 : 1;
-}
-
 // Fills what a Budget has of each element.
 class Filler {
  public:
   Filler(const JudgedOp& op, const Exact& exact, DType dtype, Elements elements)
       : op_(op), exact_(exact), dtype_(dtype), elements_(elements) {
     budget_.gain = op.gain(exact);
-    const bool all_steps = op.knows_steps == nullptr || op.knows_steps(exact);
-    budget_.misrounds = all_steps ? misrounds_of(dtype) : 1;
+    budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
@@ -171,6 +165,15 @@ Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements
   check_sizes(op, exact, elements);
   return Filler(op, exact, dtype, elements).fill();
 }
+
+double misrounds_of(OpKind kind, RoundingContract contract, DType dtype) {
+  const JudgedOp& op = judged_op(kind);
+  if (op.knows_steps != nullptr && !op.knows_steps(contract)) return 1;
+  if (dtype == DType::bf16) return 0.02;
+  return dtype == DType::f16 ? 0.10 : 1;
+}
+
+double gain_of(OpKind kind, const Exact& exact) { return judged_op(kind).gain(exact); }
 
 Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   using enum RoundingContract;

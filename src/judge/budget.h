@@ -59,6 +59,11 @@ struct Budget {
 // that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 
+// Budget::misrounds of a result in that dtype under that contract.
+double misrounds_of(OpKind op, RoundingContract contract, DType dtype);
+// Budget::gain.
+double gain_of(OpKind op, const Exact& exact);
+
 // The standard deviations that B has of the errors which an op's inputs bring.
 inline constexpr double kCarriedDeviations = 8;
 // The roundings on the way add so much to an element where the op's inputs are known but for an

@@ -14,6 +14,7 @@
 
 #include "src/judge/carried.h"
 #include "src/judge/op_judge_parts.h"
+#include "src/stats/mutant.h"
 
 namespace lockstep {
 namespace {
@@ -23,6 +24,8 @@ namespace {
 // Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
 // little.
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
+// The same where the oracle computes on a device, which is slow to begin what is small.
+constexpr int64_t kDeviceBlockBytes = 128 << 20;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
@@ -47,6 +50,7 @@ struct OpJudge::Question {
   OracleCall call;
   std::vector<Place> read;  // whose tensors `inputs` are
   std::vector<SelectedRows> inputs;
+  SelectedRows got;  // what is judged
 
   void pick(const std::vector<Place>& places, const auto& tensor_of) {
     read = places;
@@ -58,10 +62,11 @@ struct OpJudge::Question {
 OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& place,
                                        const std::vector<Place>& inputs, const JudgedPass& pass,
                                        const Group& group, size_t first, size_t count) const {
-  Question question;
+  const std::span<const Row> rows = std::span(group.rows).subspan(first, count);
+  Question question{.got = SelectedRows(group.tensor, rows)};
   OracleCall& call = question.call;
   call = {.place = place, .dtype = options_.dtype, .contract = contract};
-  call.rows = std::span(group.rows).subspan(first, count);
+  call.rows = rows;
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.lengths = std::span(group.lengths).subspan(first, count);
   if (place.point->op == OpKind::attention)
@@ -75,7 +80,21 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
     return !reads(input) || (group.exact_angles && input.point->op == OpKind::angles);
   });
   question.pick(read, tensor);
+  if (measures_there(place, group))
+    call.measure = {.got = question.got.view(),
+                    .dtype = dtype_at(place),
+                    .exact = place.point->node_class == NodeClass::exact,
+                    .misrounds = misrounds_of(place.point->op, contract, dtype_at(place))};
   return question;
+}
+
+// Budgets are changed, and single elements asked about, on this side alone.
+bool OpJudge::measures_there(const Place& place, const Group& group) const {
+  return oracle_.on_device() && !group.blurred && !options_.show &&
+         options_.limits.of(place.point->op, dtype_at(place)) == OpLimits{} &&
+         !is_mutant(Mutant::wide_budgets) && !is_mutant(Mutant::exact_one_ulp_off) &&
+         std::ranges::none_of(
+             group.members, [](const Group::Member& member) { return member.meter->keeps_all(); });
 }
 
 // A question that the oracle is asked, in the background or when the answer is wanted.
@@ -120,7 +139,8 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
   };
-  const size_t block = std::clamp(kFewRows, rows_in(kBlockBytes), rows_in(kMostBlockBytes));
+  const int64_t bytes = oracle_.on_device() ? kDeviceBlockBytes : kBlockBytes;
+  const size_t block = std::clamp(kFewRows, rows_in(bytes), rows_in(kMostBlockBytes));
   const size_t count = group.rows.size();
   const auto asked_from = [&](size_t first) -> std::unique_ptr<Asked> {
     if (first >= count) return nullptr;
@@ -152,7 +172,7 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
   const OracleCall& call = question.call;
   const Place& place = call.place;
   const std::span<const Row> rows = call.rows;
-  const SelectedRows got(group.tensor, rows);
+  const SelectedRows& got = question.got;
   // The ops that read it cannot be asked about either: a tensor of a wrong shape is no input.
   if (exact.shape != got.view().shape) {
     for (Group::Member& member : group.members)
@@ -177,7 +197,8 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
               got.view(),
               exact_model.view(),
               rounded_model.view(),
-              threads_for(got.view().count())};
+              threads_for(got.view().count()),
+              exact.measured ? gain_of(place.point->op, exact) : 0};
   if (!block.carried.empty() && !narrow_enough(block)) {
     group.refuse(inconclusive(
         "what is not recorded before them may be off by more than their own results are large"));
@@ -270,10 +291,19 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
   thread_local std::vector<double> of_got, of_exact, of_rounded;  // not cleared for each row
   const std::span<const double> seen = row_of(block.got, row, of_got);
+  Measured measured;
+  measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
+                        row_of(block.rounded_model, row, of_rounded), block.dtype);
+  // The two models' numbers are in host memory, so that the sums above are made here; budgets and
+  // statistics are not.
+  if (const DistantRows* distant = block.exact.measured.get()) {
+    into = member.meter->measure(block.rows[i].position,
+                                 {.got = seen, .want = want, .gain = block.gain}, distant->row(i));
+    return measured;
+  }
   const Budget b = budget_of_row(block, i);
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
-  Measured measured;
   into = member.meter->measure(
       block.rows[i].position,
       {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried},
@@ -285,8 +315,6 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
     measured.wrong = std::fabs(seen[e] - want[e]) > b.limit[e];
   if (measured.wrong)
     measured.order = order_of_row(want, seen, b.limit, without_rows(block.got.shape));
-  measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
-                        row_of(block.rounded_model, row, of_rounded), block.dtype);
   return measured;
 }
 
@@ -295,7 +323,9 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 // measures another in its place.
 void OpJudge::measure_block(const Block& block, Group& group) {
   const size_t size = block.got.row_size(), count = block.rows.size();
-  const size_t times = 1 + size * count / kAtATime, most = (count + times - 1) / times;
+  // No elements are kept of what was measured elsewhere.
+  const size_t times = block.exact.measured ? 1 : 1 + size * count / kAtATime;
+  const size_t most = (count + times - 1) / times;
   for (size_t first = 0; first < count; first += most) {
     const size_t some = std::min(most, count - first);
     std::vector<Measured> all(some);
@@ -311,7 +341,11 @@ void OpJudge::measure_block(const Block& block, Group& group) {
         member.sums.add(all[j].sums);
         member.orders.add(all[j].wrong, all[j].order);
       }
-      member.meter->add(std::span(rows_).subspan(i, end - i), block.threads);
+      const std::span<Meter::Row> of_member = std::span(rows_).subspan(i, end - i);
+      if (block.exact.measured)
+        member.meter->add(of_member, *block.exact.measured, first + i);
+      else
+        member.meter->add(of_member, block.threads);
     }
   }
 }

@@ -168,6 +168,8 @@ class OpJudge {
   Question question_of(RoundingContract contract, const Place& place,
                        const std::vector<Place>& inputs, const JudgedPass& pass, const Group& group,
                        size_t first, size_t count) const;
+  // Whether the oracle may measure rows of the group where it computes.
+  bool measures_there(const Place& place, const Group& group) const;
   bool judge_block(const Question& question, size_t first, const Exact& exact,
                    const JudgedPass& pass, Group& group);
   // The places whose tensors the oracle is given.

@@ -57,6 +57,7 @@ struct OpJudge::Block {
   Numbers carried;  // variance of what is hidden before it; empty: none
   TensorView got, exact_model, rounded_model;
   ThreadPool* threads;
+  double gain;  // of rows that the oracle measured
 };
 
 struct OpJudge::Measured {

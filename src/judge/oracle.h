@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "traces/trace.h"
 
 namespace lockstep {
+
+class DistantRows;  // src/stats/distant_rows.h
 
 // A value that a chain rounds on the way to its result: `value` before it is rounded, per element
 // of the output. slope: the derivative of `want` by it; empty: 1.
@@ -65,11 +68,24 @@ struct Exact {
   // element by so much where they are near a tie (roundoff.h), added up, and by that much in
   // expected square.
   Numbers ties, tie_squares;
+  // The statistics of the rows that OracleCall::measure asks about. Then of the fields above those
+  // alone are filled that Budget::gain is made of, beside the result. Null: nobody asked, or rows
+  // are not all plain and within their budgets, or of an op or contract that is measured by the
+  // judge alone.
+  std::shared_ptr<const DistantRows> measured;
 };
 
 // The K and V that a request's queries read, by position, as the trace has them.
 struct KeysValues {
   TensorView k, v;  // [length, kv_heads, head_dim]; position i is row i
+};
+
+// The engine's rows beside which a result is measured where it is computed.
+struct RowsToMeasure {
+  TensorView got;  // as the output; empty: none
+  DType dtype = DType::bf16;
+  bool exact = false;    // whether the place is of class exact
+  double misrounds = 1;  // Budget::misrounds
 };
 
 struct OracleCall {
@@ -86,6 +102,7 @@ struct OracleCall {
   // false: what only a budget is made of may be missing. Of attention it is, since it takes several
   // times as long as the result.
   bool for_budget = true;
+  RowsToMeasure measure;
 };
 
 // The fp64 result of single ops of a model, each on the inputs that it is given. It is asked by one
@@ -100,6 +117,9 @@ class Oracle {
   // rope, attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k
   // are exact by their inputs alone and are never asked for.
   virtual Exact evaluate(const OracleCall& call) = 0;
+  // Whether it computes where the processors do not, so that rows are better measured there
+  // (OracleCall::measure) than brought here.
+  virtual bool on_device() const { return false; }
 };
 
 // A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its

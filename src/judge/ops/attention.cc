@@ -82,7 +82,7 @@ double gain(const Exact& e) {
   return truncation_gain(most) + (rounds_weights(e.contract) ? 0x1p-13 : 0x1p-21);
 }
 
-bool knows_steps(const Exact& e) { return !rounds_weights(e.contract); }
+bool knows_steps(RoundingContract contract) { return !rounds_weights(contract); }
 
 // n keys with scores of S, and head_dim d: S (0.34 sqrt(d) + 2) + 6 + ln n on average.
 JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) {

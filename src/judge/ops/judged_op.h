@@ -72,7 +72,7 @@ struct JudgedOp {
   // Relative error that all elements may have in common.
   double (*gain)(const Exact&) = nullptr;
   // Whether all roundings on the way are steps of Exact. Null: they are.
-  bool (*knows_steps)(const Exact&) = nullptr;
+  bool (*knows_steps)(RoundingContract) = nullptr;
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled
   bool one_table = false;      // all heads and layers read the values of its steps in one table

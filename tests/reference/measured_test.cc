@@ -1,0 +1,358 @@
+// Rows that the reference measures where it computes come to what the judge makes of them element
+// by element: on this machine's processors, and on its CUDA device where there is one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "src/judge/budget.h"
+#include "src/judge/judge.h"
+#include "src/judge/ledger.h"
+#include "src/judge/ops/judged_op.h"
+#include "src/stats/distant_rows.h"
+#include "tests/reference/hf_passes.h"
+
+namespace lockstep {
+namespace {
+
+// Answers as another does, which it takes for one on a device, and counts what was measured there.
+class Distant final : public Oracle {
+ public:
+  Distant(Oracle& of, bool measures) : of_(of), measures_(measures) {}
+  Graph graph() const override { return of_.graph(); }
+  bool has_bias(const Place& place) const override { return of_.has_bias(place); }
+  bool on_device() const override { return measures_; }
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = of_.evaluate(call);
+    ++(exact.measured ? measured : looked_at);
+    if (exact.measured) ops.insert(call.place.point->op);
+    return exact;
+  }
+  int measured = 0, looked_at = 0;  // blocks
+  std::set<OpKind> ops;
+
+ private:
+  Oracle& of_;
+  bool measures_;
+};
+
+using Passes = std::vector<Pass>;
+RecordedTensor& tensor_in(Pass& pass, const Place& place) {
+  return const_cast<RecordedTensor&>(*pass.find(*place.point, place.layer));
+}
+
+Tensor rounded(std::span<const double> values, const TensorView& like) {
+  Tensor tensor(like.shape, like.dtype);
+  for (size_t i = 0; i < values.size(); ++i)
+    tensor.as<BFloat16>()[i] = from_float<BFloat16>(static_cast<float>(values[i]));
+  return tensor;
+}
+
+// The same tensors as a probe sees them, with the hashes that go with their numbers.
+Passes seen_again(const Passes& passes) {
+  Passes again;
+  Recorder recorder({}, /*digests=*/false, [&](Pass pass) { again.push_back(std::move(pass)); });
+  Probe probe(&recorder);
+  for (const Pass& pass : passes) {
+    probe.begin(pass.info);
+    for (const RecordedTensor& tensor : pass.tensors) {
+      const Point& p = *tensor.point;
+      if (p == point("logits"))
+        probe.logits(p, tensor.data);
+      else if (p.is_cache())
+        probe(p, tensor.layer, tensor.rows, tensor.data);
+      else
+        probe(p, tensor.layer, tensor.data);
+    }
+    probe.end();
+  }
+  EXPECT_EQ(probe.failure(), "");
+  return again;
+}
+
+// An engine that rounds once an op: the passes of another, each tensor replaced by what the oracle
+// makes of the ones before it, and one element in 300 by a neighbour, if its budget has room.
+class MeasuredRows : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() >= 0 && !open_reference().has_gpu(GetParam()))
+      GTEST_SKIP() << "a CUDA device that LibTorch can compute on was wanted, there is none";
+    oracle_ =
+        open_reference().oracle(stored_.checkpoint(), {.dtype = DType::bf16, .gpu = GetParam()});
+  }
+
+  // visit(call, got) is told of each op that is asked about.
+  Passes passes(const std::function<void(const OracleCall&, const TensorView& got)>& visit = {}) {
+    Passes all = stored_.passes(/*digests=*/false);
+    std::mt19937 random(5);
+    for (Pass& pass : all)
+      for (const Place& place : oracle_->graph().places()) {
+        if (!pass.find(*place.point, place.layer)) continue;
+        RecordedTensor& tensor = tensor_in(pass, place);
+        const OpKind op = place.point->op;
+        if (op == OpKind::cache) put_in_cache(all, pass, place.layer);
+        if (op == OpKind::cache || row_of(op).makes_indices) continue;
+        answer(pass, place, tensor, random, visit);
+      }
+    return all;
+  }
+
+  void answer(Pass& pass, const Place& place, RecordedTensor& tensor, std::mt19937& random,
+              const std::function<void(const OracleCall&, const TensorView&)>& visit) {
+    std::vector<int32_t> tokens;
+    for (const PassRow& row : pass.info.rows) tokens.push_back(row.token);
+    const std::vector<int64_t> lengths(tensor.rows.size(), pass.info.rows.back().row.position + 1);
+    OracleCall call{.place = place,
+                    .rows = tensor.rows,
+                    .tokens = std::span(tokens).last(tensor.rows.size()),
+                    .lengths = lengths};
+    Tensor k, v;
+    for (const Place& input : oracle_->graph().inputs_of(place)) {
+      const RecordedTensor* from = pass.find(*input.point, input.layer);
+      if (!from && input.point->op == OpKind::angles) continue;  // it makes its own
+      if (!from) return;
+      const TensorView x = from->data;
+      if (input.point->is_cache()) {
+        k = half_of(x, 0), v = half_of(x, 1);
+        call.keys_values = {k, v};
+      } else {
+        call.inputs.push_back(x.slice(x.rows() - std::ssize(tensor.rows), std::ssize(tensor.rows)));
+      }
+    }
+    const Exact exact = oracle_->evaluate(call);
+    std::vector<double> got(exact.want.begin(), exact.want.end());
+    const Budget budget = budget_of(place.point->op, exact, DType::bf16);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double next = round_to(got[i], DType::bf16) + ulp(got[i], DType::bf16);
+      if (random() % 300 == 0 && std::fabs(next - got[i]) < 0.9 * budget.limit[i]) got[i] = next;
+    }
+    tensor.data = rounded(got, tensor.data);
+    if (visit) visit(call, tensor.data);
+  }
+
+  // K (0) or V (1) of attn.kv.
+  static Tensor half_of(const TensorView& kv, int64_t part) {
+    Tensor tensor({kv.rows(), kv.shape[2], kv.shape[3]}, kv.dtype);
+    for (int64_t i = 0; i < kv.rows(); ++i)
+      copy(tensor.view().slice(i, 1),
+           kv.slice(i, 1).reshaped({2, kv.shape[2], kv.shape[3]}).slice(part, 1));
+    return tensor;
+  }
+
+  void put_in_cache(Passes& all, Pass& last, int layer) {
+    TensorView kv = tensor_in(last, {&point("attn.kv"), layer}).data;
+    int64_t at = 0;
+    for (Pass& pass : all) {
+      const TensorView k = tensor_in(pass, {&point("attn.k_rope"), layer}).data;
+      const TensorView v = tensor_in(pass, {&point("attn.v"), layer}).data;
+      for (int64_t i = 0; i < k.rows(); ++i, ++at) {
+        const TensorView row = kv.slice(at, 1).reshaped({2, kv.shape[2], kv.shape[3]});
+        copy(row.slice(0, 1), k.slice(i, 1));
+        copy(row.slice(1, 1), v.slice(i, 1));
+      }
+      if (&pass == &last) return;
+    }
+  }
+
+  Result judged(const Passes& passes, bool distant) {
+    asked_ = std::make_unique<Distant>(*oracle_, distant);
+    Judge judge(stored_.manifest(HuggingFacePasses::every(RoundingContract::fused)), *asked_,
+                nullptr, nullptr, {});
+    for (const Pass& pass : seen_again(passes)) judge.judge(pass);
+    return judge.finish({}, true);
+  }
+
+  HuggingFacePasses stored_{"bard-qwen3"};
+  std::unique_ptr<Oracle> oracle_;
+  std::unique_ptr<Distant> asked_;
+};
+
+void expect_near(double got, double want, const std::string& where) {
+  if (got != want) {
+    EXPECT_LE(std::fabs(got - want), 1e-12 * std::fabs(want)) << where << ' ' << want;
+  }
+}
+
+void expect_same(const Element& a, const Element& b, const std::string& where) {
+  EXPECT_EQ(std::tuple(a.position, a.offset, a.want, a.got),
+            std::tuple(b.position, b.offset, b.want, b.got))
+      << where;
+  expect_near(a.budgets, b.budgets, where);
+  expect_near(a.of_row, b.of_row, where);
+}
+
+void expect_same(const std::vector<Statistic>& a, const std::vector<Statistic>& b,
+                 const std::string& where) {
+  ASSERT_EQ(a.size(), b.size()) << where;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const std::string which = where + ' ' + name_of(a[i].kind) + ' ' + b[i].slice;
+    EXPECT_EQ(a[i].kind, b[i].kind) << which;
+    expect_near(a[i].value, b[i].value, which);
+    expect_near(a[i].limit, b[i].limit, which);
+    if (a[i].kind != StatisticKind::gain) {
+      EXPECT_EQ(a[i].slice, b[i].slice) << which;
+    }
+  }
+}
+
+void expect_same(const Measure& a, const Measure& b, const std::string& where) {
+  EXPECT_EQ(std::tuple(a.elements, a.different, a.over, a.excluded, a.largest),
+            std::tuple(b.elements, b.different, b.over, b.excluded, b.largest))
+      << where;
+  expect_near(a.sum_squares, b.sum_squares, where);
+  expect_near(a.inner, b.inner, where);
+  expect_same(a.worst, b.worst, where + " worst");
+  expect_same(a.worst_scattered, b.worst_scattered, where + " worst of a slice");
+  ASSERT_EQ(a.misrounded.has_value(), b.misrounded.has_value()) << where;
+  if (a.misrounded) expect_same(*a.misrounded, *b.misrounded, where + " misrounded");
+  ASSERT_EQ(a.misrounded_in_slice.has_value(), b.misrounded_in_slice.has_value()) << where;
+  if (a.misrounded_in_slice)
+    expect_same(*a.misrounded_in_slice, *b.misrounded_in_slice, where + " misrounded in a slice");
+  expect_same(a.statistics, b.statistics, where);
+}
+
+// Each op's rows by the judge's own loops and by the reference, as nodes and as pools; the last
+// ones twice, which both must take for the same rows.
+TEST_P(MeasuredRows, ComeToWhatTheirElementsDo) {
+  std::set<OpKind> ops;
+  int64_t misrounded = 0;
+  passes([&](const OracleCall& asked, const TensorView& got) {
+    const Point& p = *asked.place.point;
+    const std::string where = std::string(p.name) + ' ' + std::to_string(asked.place.layer);
+    const bool is_exact = p.node_class == NodeClass::exact;
+    const Exact here = oracle_->evaluate(asked);
+    OracleCall call = asked;
+    call.measure = {got, DType::bf16, is_exact, misrounds_of(p.op, here.contract, DType::bf16)};
+    const Exact there = oracle_->evaluate(call);
+    if (p.op == OpKind::angles) return;
+    ASSERT_TRUE(there.measured) << where;
+    EXPECT_TRUE(std::ranges::equal(here.want, there.want)) << where;
+    EXPECT_EQ(gain_of(p.op, here), gain_of(p.op, there)) << where;
+    ops.insert(p.op);
+
+    const Meter::Options options{.node_class = p.node_class,
+                                 .row_shape = Shape(got.shape.extents().subspan(1)),
+                                 .page_size = 16,
+                                 .may_lose_weights = judged_op(p.op).may_lose_weights};
+    const size_t rows = asked.rows.size(), size = static_cast<size_t>(got.row_size());
+    PlacePool pool, distant_pool;
+    Meter meter(options, 2 * std::ssize(asked.rows), &pool);
+    Meter distant(options, 2 * std::ssize(asked.rows), &distant_pool);
+    const std::vector<double> seen = values_of(got);
+    for (const size_t first : {rows / 3, size_t{0}}) {
+      std::vector<Meter::Row> measured;
+      for (size_t i = first; i < rows; ++i) {
+        const Budget b = budget_of(p.op, here, DType::bf16, {.first = i * size, .count = size});
+        const auto row = [&](std::span<const double> x) { return x.subspan(i * size, size); };
+        const int64_t position = asked.rows[i].position;
+        meter.add(position,
+                  {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround, b.gain});
+        measured.push_back(distant.measure(
+            position, {.got = row(seen), .want = row(there.want), .gain = gain_of(p.op, there)},
+            there.measured->row(i)));
+      }
+      distant.add(measured, *there.measured, first);
+    }
+    const Measure measure = meter.finish();
+    misrounded += measure.different;
+    expect_same(distant.finish(), measure, where);
+    if (!is_exact)
+      expect_same(distant_pool.statistics(DType::bf16), pool.statistics(DType::bf16), where);
+  });
+  EXPECT_EQ(ops, (std::set{OpKind::gather, OpKind::norm, OpKind::linear, OpKind::rope,
+                           OpKind::attention, OpKind::silu_mul, OpKind::add}));
+  EXPECT_GT(misrounded, 10);
+}
+
+// Spoils some elements of a row by row number, element and what stood there.
+using Spoils = std::function<double(int64_t row, int64_t element, double x)>;
+struct Seeded {
+  const char* point;
+  int layer;
+  Spoils spoils;
+};
+
+void spoil(Passes& passes, const Seeded& seeded) {
+  for (Pass& pass : passes) {
+    RecordedTensor& tensor = tensor_in(pass, {find_point(seeded.point), seeded.layer});
+    std::vector<double> values = values_of(tensor.data);
+    const int64_t size = tensor.data.view().row_size();
+    for (int64_t i = 0; i < std::ssize(values); ++i) {
+      double& x = values[static_cast<size_t>(i)];
+      x = seeded.spoils(tensor.rows[static_cast<size_t>(i / size)].position, i % size, x);
+    }
+    tensor.data = rounded(values, tensor.data);
+  }
+}
+
+void expect_same(const Result& a, const Result& b, const std::string& where) {
+  EXPECT_EQ(a.verdict, b.verdict) << where;
+  EXPECT_EQ(a.story, b.story) << where;
+  EXPECT_EQ(std::tuple(a.judged, a.excluded, a.scope.largest),
+            std::tuple(b.judged, b.excluded, b.scope.largest))
+      << where;
+  ASSERT_EQ(a.findings.size(), b.findings.size()) << where;
+  for (size_t i = 0; i < a.findings.size(); ++i) {
+    const Finding &f = a.findings[i], &g = b.findings[i];
+    EXPECT_EQ(std::tuple(text_of(f.node.place), f.node.pass, f.verdict, f.statistic, f.rule),
+              std::tuple(text_of(g.node.place), g.node.pass, g.verdict, g.statistic, g.rule))
+        << where;
+    expect_near(f.value, g.value, where + ' ' + text_of(f.node.place));
+  }
+  ASSERT_EQ(a.places.size(), b.places.size()) << where;
+  for (size_t i = 0; i < a.places.size(); ++i) {
+    const PlaceSummary &p = a.places[i], &q = b.places[i];
+    const std::string at = where + ' ' + text_of(p.place);
+    EXPECT_EQ(std::tuple(p.verdict, p.judged, p.worst_position, p.worst_pass),
+              std::tuple(q.verdict, q.judged, q.worst_position, q.worst_pass))
+        << at;
+    expect_near(p.worst_t1, q.worst_t1, at);
+    expect_near(p.worst_t2, q.worst_t2, at);
+    expect_near(p.worst_of_row, q.worst_of_row, at);
+    expect_near(p.introduced_rms, q.introduced_rms, at);
+  }
+}
+
+TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
+  const Passes right = passes();
+  const auto step = [](double x) { return ulp(x, DType::bf16); };
+  const Seeded seeded[] = {
+      {"mlp.act", 3, [](int64_t, int64_t, double x) { return x; }},
+      {"attn.v", 0,
+       [&](int64_t row, int64_t i, double x) { return row == 5 && i == 7 ? x + 3 * step(x) : x; }},
+      {"mlp.act", 3, [](int64_t, int64_t, double x) { return 1.02 * x; }},
+      {"attn.out", 3, [](int64_t row, int64_t, double x) { return row == 2 ? NAN : x; }},
+      {"attn.residual", 0, [&](int64_t, int64_t i, double x) { return i == 9 ? x + step(x) : x; }},
+      {"attn.q_norm", 5, [](int64_t, int64_t i, double x) { return i < 8 ? 0 : x; }},
+      // Within every budget, and too often.
+      {"mlp.down", 5, [&](int64_t, int64_t i, double x) { return i % 7 == 0 ? x + step(x) : x; }},
+      {"attn.k_rope", 0, [&](int64_t row, int64_t, double x) { return row > 9 ? -x : x; }},
+  };
+  int64_t wrong = 0;
+  for (const Seeded& fault : seeded) {
+    Passes passes = right;
+    spoil(passes, fault);
+    const std::string where = std::string(fault.point) + ' ' + std::to_string(fault.layer);
+    const Result distant = judged(passes, true);
+    EXPECT_GT(asked_->measured, 50) << where;
+    EXPECT_EQ(asked_->ops.size(), 7U) << where;
+    const Result here = judged(passes, false);
+    EXPECT_EQ(asked_->measured, 0);
+    expect_same(distant, here, where);
+    wrong += here.verdict == RunVerdict::diverged ? 1 : 0;
+    if (&fault == seeded) {
+      EXPECT_TRUE(here.findings.empty()) << here.story;
+    }
+  }
+  EXPECT_EQ(wrong, std::ssize(seeded) - 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Where, MeasuredRows, testing::Values(-1, 0), [](const auto& info) {
+  return std::string(info.param < 0 ? "processors" : "device");
+});
+
+}  // namespace
+}  // namespace lockstep
