@@ -46,13 +46,32 @@ void check_layer(const DecodeLayer& l, const DecodeStep& s) {
 
 }  // namespace
 
-// Words of 4 bytes for what blocks hand to each other, of 8 for the shares of a context, and some
-// for what the launches leave to each other.
+int64_t decode_step_packed(const DecodeStep& s) {
+  constexpr int64_t kTile = 16, kMostContext = 32768;
+  const DecodeLayer& l = s.layers[0];
+  const int64_t page = l.cache.page_size(), table = s.attention.page_table.shape[1];
+  const bool fits = s.tokens.count() == 1 && s.embed.shape[1] == 1024 && s.heads == 16 &&
+                    s.kv_heads == 8 && s.head_dim == 128 && s.intermediate == 3072 &&
+                    s.lm_head.shape[0] % kTile == 0 && page % kTile == 0 &&
+                    page * table <= kMostContext && !l.q_norm.empty() && !l.k_norm.empty() &&
+                    l.q_bias.empty() && l.k_bias.empty() && l.v_bias.empty();
+  if (!fits) return 0;
+  int64_t bytes = s.lm_head.bytes();
+  for (const DecodeLayer& layer : s.layers)
+    for (const TensorView* weight :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      bytes += weight->bytes();
+  return bytes;
+}
+
+// Words of 4 bytes for what blocks and clusters hand to each other, of 8 for the shares of a
+// context, and some for what the launches leave to each other.
 int64_t decode_step_workspace(const DecodeStep& s) {
-  constexpr int64_t kOther = 1024, kMostShares = 64;
+  constexpr int64_t kOther = 1024, kMostShares = 64, kClusterSums = 22 * 4;
   const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, rows = s.tokens.count();
   const int64_t words = 2 * (q + kv) + 2 * s.embed.shape[1] + s.intermediate;
-  return kOther + rows * (words * 4 + s.heads * kMostShares * (s.head_dim + 2) * 8);
+  return kOther + kClusterSums * s.embed.shape[1] +
+         rows * (words * 4 + s.heads * kMostShares * (s.head_dim + 2) * 8);
 }
 
 void check_decode_step(const DecodeStep& s) {

@@ -53,6 +53,11 @@ struct DecodeStep {
   // Memory of the step, in which one launch leaves what the next one goes on from: zero before the
   // first, and the same for every launch of as many rows.
   TensorView workspace;  // [decode_step_workspace(step)]  u8
+  // [decode_step_packed(step)]  u8, or empty: the weights of the layers and lm_head once more, in
+  // the order in which clusters of blocks read them, which computes the step faster. The memory is
+  // the caller's, as long as steps are launched; with `pack` the launch writes it first.
+  TensorView packed;
+  bool pack = false;
 };
 
 // Computes what the ops of the table compute with the same roundings: a norm, a product with its
@@ -67,6 +72,11 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step);
 // Throws Error, with what is built, unless the step has shapes that are: bf16, 1, 2, 4 or 8 rows,
 // heads of 64 or 128, certain numbers of heads of q to one of K and V. Values are not looked at.
 void check_decode_step(const DecodeStep& step);
+
+// The bytes of packed weights that a step of these sizes can use: 0 unless it is one row of the
+// Qwen3-0.6B shape with at most 32768 positions in pages of a multiple of 16. A device that has not
+// seven GPCs of 16 free multiprocessors computes it as any other, and so does a step without them.
+int64_t decode_step_packed(const DecodeStep& step);
 
 // The bytes of workspace that a step of these sizes takes on any device.
 int64_t decode_step_workspace(const DecodeStep& step);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/decode_step.h"
 #include "kernels/persistent/attention.cuh"
+#include "kernels/persistent/cluster_step.cuh"
 
 namespace lockstep {
 namespace persistent {
@@ -170,8 +171,7 @@ class Computer {
   __device__ void finish_head(const Sum& s, float sum) {
     const bf16 y = narrow<bf16>(sum);
     a.logits[int64_t{s.row} * a.vocab + s.at] = y;
-    const unsigned long long key =
-        static_cast<unsigned long long>(ordered(widen(y))) << 32 | ~static_cast<uint32_t>(s.at);
+    const unsigned long long key = key_of(widen(y), s.at);
     best_ = key > best_ ? key : best_;
     best_row_ = s.row;
   }
@@ -192,13 +192,6 @@ class Computer {
       if (shares > 1) attention.reduce(row, head % a.heads, i % kHeadParts, shares);
     }
     mark(Part::reduction, 2);
-  }
-
-  // A number as bits in the order of argmax: a NaN is larger than any number, zeros are alike.
-  __device__ static uint32_t ordered(float x) {
-    if (isnan(x)) return ~0u;
-    const uint32_t bits = __float_as_uint(x == 0 ? 0.0f : x);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
   }
 
   // The last block to end says which tokens are best, and leaves all as the next step needs it.
@@ -341,9 +334,14 @@ int64_t exchange_bytes(const DecodeStep& d) {
   return (d.tokens.count() * places.words * 4 + 255) / 256 * 256;
 }
 
+int64_t partial_bytes(const DecodeStep& d) {
+  return d.tokens.count() * d.heads * kMostShares * (d.head_dim + 2) * 8;
+}
+
+// The sums of clusters come last.
 int64_t workspace_bytes(const DecodeStep& d) {
-  return kControlBytes + exchange_bytes(d) +
-         d.tokens.count() * d.heads * kMostShares * (d.head_dim + 2) * 8;
+  return kControlBytes + exchange_bytes(d) + partial_bytes(d) +
+         cluster_sums_bytes(d.embed.shape[1]);
 }
 
 void fill_sizes(Step& a, const DecodeStep& d) {
@@ -421,6 +419,23 @@ void launch(CUstream_st* stream, Step& a) {
   cuda_check(cudaLaunchKernelEx(&config, decode_step<kDim, kGroup>, a), "decode_step");
 }
 
+// Whether the step is computed by clusters: it has weights packed for them, and the device has room
+// for all of them at once.
+bool is_by_clusters(const DecodeStep& d) {
+  if (d.packed.empty()) return false;
+  const int64_t wanted = decode_step_packed(d);
+  check(d.packed.bytes() == wanted,
+        "decode_step wants {} bytes of packed weights for this step, found {}: leave them out",
+        wanted, d.packed.bytes());
+  return device_fits_clusters();
+}
+
+void launch_by_clusters(CUstream_st* stream, const Step& a, const DecodeStep& d) {
+  if (d.pack) pack_for_clusters(stream, a, d.packed);
+  char* sums = reinterpret_cast<char*>(a.partial) + partial_bytes(d);
+  launch_clusters(stream, a, d.packed, sums);
+}
+
 }  // namespace
 }  // namespace persistent
 
@@ -434,6 +449,8 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step) {
   check(step.workspace.bytes() >= wanted, "decode_step wants a workspace of {} bytes, found {}",
         wanted, step.workspace.bytes());
   persistent::Step a = persistent::arguments_of(step);
+  if (persistent::is_by_clusters(step))
+    return persistent::launch_by_clusters(context.stream, a, step);
   const int64_t group = step.heads / step.kv_heads;
   if (step.head_dim == 128 && group == 2) return persistent::launch<128, 2>(context.stream, a);
   if (step.head_dim == 128 && group == 4) return persistent::launch<128, 4>(context.stream, a);

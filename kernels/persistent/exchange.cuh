@@ -144,4 +144,12 @@ __device__ inline float number_in(unsigned long long pair) {
 }
 __device__ inline bool has_tag(unsigned long long pair, uint32_t tag) { return pair >> 32 == tag; }
 
+// A token and its logit as one number, in the order of argmax: a NaN is larger than any number,
+// zeros are alike, of equal ones the first is the largest.
+__device__ inline unsigned long long key_of(float logit, int token) {
+  const uint32_t bits = __float_as_uint(logit == 0 ? 0.0f : logit);
+  const uint32_t ordered = isnan(logit) ? ~0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+  return static_cast<unsigned long long>(ordered) << 32 | ~static_cast<uint32_t>(token);
+}
+
 }  // namespace lockstep::persistent

@@ -38,10 +38,10 @@ struct Layer {
 
 // The words that one launch leaves to the next.
 struct Control {
-  uint32_t epoch;    // layers computed in all steps before
-  uint32_t done;     // blocks that ended
-  uint32_t aborted;  // a wait was given up
-  uint32_t unused;
+  uint32_t epoch;                      // layers computed in all steps before
+  uint32_t done;                       // blocks that ended
+  uint32_t aborted;                    // a wait was given up
+  uint32_t cluster_epoch;              // as epoch, of the steps by clusters
   unsigned long long best[kMostRows];  // the best token so far
 };
 

@@ -24,6 +24,9 @@ struct StepMemory {
 // By the number of rows.
 struct StepMemories {
   std::map<int64_t, StepMemory> of;
+  // The weights of a model, packed at the first step that can use them (decode_step_packed).
+  Tensor packed;
+  const Model* packed_of = nullptr;
   std::shared_ptr<Timeline> timeline;  // null: none was asked for
 };
 
@@ -63,10 +66,11 @@ std::vector<TimedWork> timed_work(const TensorView& home) {
 
 class PersistentExecutor : public PieceExecutor {
  public:
-  PersistentExecutor(const PassParts& pass, StepMemory& memory, std::shared_ptr<Timeline> timeline)
+  PersistentExecutor(const PassParts& pass, StepMemory& memory, StepMemories& shared)
       : PieceExecutor({pass.model, pass.batch, memory.activations, pass.probe}),
         memory_(memory),
-        timeline_(std::move(timeline)) {
+        shared_(shared),
+        timeline_(shared.timeline) {
     a_.resize(batch_.size(), batch_.size());
     check(!probe_.writes(),
           "--executor persistent shows what it computed when all of it is, and something wants to "
@@ -174,7 +178,19 @@ class PersistentExecutor : public PieceExecutor {
           *tap = {};
     }
     step_.layers = layers;
+    use_packed();
     model_.fused().decode_step(model_.context(point("token")), step_);
+  }
+
+  void use_packed() {
+    const int64_t bytes = decode_step_packed(step_);
+    if (bytes == 0) return;
+    step_.pack = shared_.packed_of != &model_;
+    if (step_.pack) {
+      shared_.packed = Tensor({bytes}, DType::u8, model_.device());
+      shared_.packed_of = &model_;
+    }
+    step_.packed = shared_.packed;
   }
 
   void keep_times() {
@@ -226,6 +242,7 @@ class PersistentExecutor : public PieceExecutor {
   }
 
   StepMemory& memory_;
+  StepMemories& shared_;
   std::shared_ptr<Timeline> timeline_;
   DecodeStep step_;
   std::vector<DecodeLayer> layers_;
@@ -259,7 +276,7 @@ MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const 
   return [memories](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
     if (!adds_one_each(pass.batch)) return make_own_executor(pass);
     StepMemory& memory = memories->of.try_emplace(pass.batch.size(), pass.model).first->second;
-    return std::make_unique<PersistentExecutor>(pass, memory, memories->timeline);
+    return std::make_unique<PersistentExecutor>(pass, memory, *memories);
   };
 }
 

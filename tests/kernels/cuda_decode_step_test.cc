@@ -118,8 +118,13 @@ struct LayerData {
 // A step of some rows over caches in pages of no order.
 class StepCase {
  public:
-  StepCase(const Sizes& sizes, std::vector<int64_t> contexts, int64_t page = 16)
-      : s_(sizes), contexts_(std::move(contexts)), rows_(std::ssize(contexts_)), page_(page) {
+  StepCase(const Sizes& sizes, std::vector<int64_t> contexts, int64_t page = 16,
+           bool with_packed = true)
+      : s_(sizes),
+        contexts_(std::move(contexts)),
+        rows_(std::ssize(contexts_)),
+        page_(page),
+        with_packed_(with_packed) {
     int64_t width = 0;
     for (const int64_t context : contexts_)
       width = std::max(width, (context + page - 1) / page + 1);
@@ -165,7 +170,13 @@ class StepCase {
     std::fill_n(zero.as<char>(), zero.view().bytes(), 0);
     workspace_ = copy_on(cuda_device(), zero);
     step.workspace = workspace_;
-    for (int i = 0; i < launches; ++i) ops.fused.decode_step({}, step);
+    const int64_t packed = with_packed_ ? decode_step_packed(step) : 0;
+    if (packed > 0) packed_ = Tensor({packed}, DType::u8, cuda_device());
+    if (packed > 0) step.packed = packed_;
+    for (int i = 0; i < launches; ++i) {
+      step.pack = packed > 0 && i == 0;
+      ops.fused.decode_step({}, step);
+    }
     wait_for(cuda_device());
   }
 
@@ -356,7 +367,8 @@ class StepCase {
   Far table_, slots_, positions_, tokens_, context_, cos_, sin_, embed_, final_norm_;
   std::vector<LayerData> layers_;
   Far embed_out_, final_out_, logits_, token_;
-  Tensor workspace_;
+  Tensor workspace_, packed_;
+  bool with_packed_;
 };
 
 class CudaDecodeStep : public CudaTest {
@@ -367,8 +379,8 @@ class CudaDecodeStep : public CudaTest {
       GTEST_SKIP() << "this device has no decode step: it is of a capability under 9.0";
   }
   void expect_right(const Sizes& sizes, const std::vector<int64_t>& contexts, int launches = 1,
-                    int64_t page = 16) const {
-    StepCase step(sizes, contexts, page);
+                    int64_t page = 16, bool with_packed = true) const {
+    StepCase step(sizes, contexts, page, with_packed);
     step.run(*ops_, launches);
     step.check_all();
   }
@@ -381,6 +393,19 @@ TEST_F(CudaDecodeStep, ComputesOneRowOfSmallModels) {
 
 TEST_F(CudaDecodeStep, ComputesTheShapesThatItIsBuiltFor) {
   for (const Sizes& sizes : {k06B, k05B, k4B, k8B}) expect_right(sizes, {131});
+}
+
+// One row of this shape is computed by clusters, with weights packed for them.
+TEST_F(CudaDecodeStep, ComputesByClusters) {
+  for (const int64_t context : {1, 2, 15, 16, 17, 100, 128, 129, 300})
+    expect_right(k06B, {context});
+  Sizes odd = k06B;
+  odd.layers = 3, odd.vocab = 1056;
+  expect_right(odd, {257}, 7);
+  expect_right(odd, {70}, 2, 64);
+  odd.layers = 1;
+  expect_right(odd, {32768});
+  expect_right(k06B, {131}, 1, 16, false);
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {

@@ -1,0 +1,129 @@
+// How the eight computing warps of a block wait, normalise the stream and hand sums to the other
+// clusters.
+#pragma once
+
+#include "kernels/persistent/cluster_products.cuh"
+
+namespace lockstep::persistent::clustered {
+
+// Read where it stands, not where it is used.
+__device__ inline uint32_t load_pair_early(const bf16* from) {
+  uint32_t pair;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(pair) : "l"(from));
+  return pair;
+}
+
+// A head of q, or K, or V as one warp has it: a lane has the dims 2 lane and 2 lane + 1, and those
+// 64 further.
+struct HeadPairs {
+  uint32_t low, high;
+  __device__ void read(const uint32_t* from, int lane) {
+    low = from[lane];
+    high = from[lane + kWarp];
+  }
+  __device__ void store(bf16* to, int lane) const {
+    if (to == nullptr) return;
+    reinterpret_cast<uint32_t*>(to)[lane] = low;
+    reinterpret_cast<uint32_t*>(to)[lane + kWarp] = high;
+  }
+  __device__ void normalise(const HeadPairs& gain, float eps) {
+    const float x[4] = {low_of(low), high_of(low), low_of(high), high_of(high)};
+    float squares = 0;
+    for (const float e : x) squares = __fmaf_rn(e, e, squares);
+    const float scale = norm_scale(warp_sum(squares), kDim, eps);
+    low = normalised_pair(low, scale, gain.low);
+    high = normalised_pair(high, scale, gain.high);
+  }
+  __device__ void rotate(const Rotation (&turn)[2]) {
+    const float x[4] = {low_of(low), high_of(low), low_of(high), high_of(high)};
+    low = pack_pair<bf16>(turn[0].low(x[0], x[2]), turn[1].low(x[1], x[3]));
+    high = pack_pair<bf16>(turn[0].high(x[0], x[2]), turn[1].high(x[1], x[3]));
+  }
+  __device__ static uint32_t normalised_pair(uint32_t x, float scale, uint32_t gain) {
+    return pack_pair<bf16>(__fmul_rn(__fmul_rn(low_of(x), scale), low_of(gain)),
+                           __fmul_rn(__fmul_rn(high_of(x), scale), high_of(gain)));
+  }
+};
+
+// The state of a computing warp, and what all its parts do.
+class Computing {
+ protected:
+  __device__ Computing(const ClusterStep& step, Shared& shared, const Place& place, uint32_t epoch)
+      : c_(step),
+        a_(step.step),
+        shared_(shared),
+        place_(place),
+        epoch_(epoch),
+        warp_(threadIdx.x / kWarp),
+        lane_(threadIdx.x % kWarp),
+        slots_(shared) {}
+
+  __device__ const Layer& layer() const { return shared_.layers[layer_]; }
+  __device__ void mark(Part part, int mark) const {
+    if (warp_ == 0) mark_time(a_, layer_, part, mark);
+  }
+  // Waits for what a barrier counts, which then counts the next layer's.
+  __device__ void await(uint64_t& barrier, uint32_t parity, int bytes) const {
+    await_phase(a_, shared_address(&barrier), parity, layer_);
+    if (threadIdx.x == 0) barrier_expect(shared_address(&barrier), bytes);
+  }
+  __device__ int64_t sums_at(int buffers, int buffer) const {
+    return (int64_t{buffer} * buffers + place_.cluster) * kHidden;
+  }
+  // This block's 64 rows of o or down, eight a warp, to all clusters.
+  __device__ void publish(uint32_t* sums, float sum, uint32_t turn) const {
+    if (lane_ % 4 == 0)
+      store_word(sums + place_.rank * kRows + warp_ * kOctet + lane_ / 4, in_turn(sum, turn));
+  }
+
+  // The weights of this warp's part of a norm.
+  struct Gain {
+    uint32_t low, high;
+    __device__ Gain(const bf16* weights, int warp, int lane)
+        : low(load_pair_early(weights + warp * kDim + 2 * lane)),
+          high(load_pair_early(weights + warp * kDim + 2 * (lane + kWarp))) {}
+  };
+  // The norm of the stream, of which a warp has 128 columns, as the operand of its products.
+  __device__ void normalise(uint32_t (&input)[16], const Gain& gain, bf16* tap) {
+    await(shared_.stream_came, stream_phase_, kStreamBytes);
+    stream_phase_ ^= 1;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kClusterBlocks; i += 4) {
+      const float4 s = *reinterpret_cast<const float4*>(shared_.squares + i);
+      squares += (s.x + s.y) + (s.z + s.w);
+    }
+    const int at = warp_ * (kDim / 2) + lane_;
+    const float scale = norm_scale(squares, kHidden, a_.eps);
+    const uint32_t low = HeadPairs::normalised_pair(shared_.stream[at], scale, gain.low);
+    const uint32_t high = HeadPairs::normalised_pair(shared_.stream[at + kWarp], scale, gain.high);
+    shared_.normed[at] = low;
+    shared_.normed[at + kWarp] = high;
+    // Every block has all of it: of the first cluster that shows it, each shows a part.
+    if (tap != nullptr && warp_ == place_.rank)
+      HeadPairs{low, high}.store(tap + warp_ * kDim, lane_);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      uint4 four = {0, 0, 0, 0};
+      if (lane_ < 4)
+        four = *reinterpret_cast<const uint4*>(shared_.normed + warp_ * (kDim / 2) + lane_ * 16 +
+                                               4 * k);
+      input[4 * k] = four.x, input[4 * k + 1] = four.y;
+      input[4 * k + 2] = four.z, input[4 * k + 3] = four.w;
+    }
+    __syncwarp();
+  }
+
+  const ClusterStep& c_;
+  const Step& a_;
+  Shared& shared_;
+  const Place& place_;
+  const uint32_t epoch_;
+  const int warp_, lane_;
+  SlotReader slots_;
+  int layer_ = 0;
+  uint32_t stream_phase_ = 0, phase_ = 0;  // of what comes twice a layer, and once
+};
+
+}  // namespace lockstep::persistent::clustered

@@ -1,0 +1,156 @@
+// The decode step of one row by seven clusters of 16 blocks, each on a GPC of its own: tensor
+// parallelism within a chip. A cluster that attends owns two KV heads, one by each team of eight
+// blocks: their rows of q, k, v, their positions, their columns of o. Every cluster owns some of
+// the MLP and has the whole stream, 64 columns a block. Only the sums of o and down cross clusters.
+//
+// Weights lie in the order of their use (cluster_pack.cuh): a block streams its own through a ring.
+//
+//   stream -> norm, q k v -> team: heads, append, attention by shares -> team: their sum
+//     -> cluster: o -> all clusters: stream -> norm, gate, up -> cluster: down -> all clusters
+//
+// A buffer that other blocks store into holds one layer's numbers and is not guarded against those
+// of the next: whoever sends them has received numbers that could not be made before all warps of
+// all readers had read theirs. A block's part of the stream needs the sums of o or down of the same
+// rows of every cluster, these need the whole cluster's attention or act, and those are made of
+// products that each warp begins by reading what it waited for. The two buffers of sums that cross
+// clusters take turns, since one cluster may be at the next layer's o when another has yet to read.
+#pragma once
+
+#include "kernels/persistent/cluster.cuh"
+
+namespace lockstep::persistent::clustered {
+
+// Sizes of the model.
+constexpr int kHidden = 1024, kHeads = 16, kKvHeads = 8, kDim = 128, kInner = 3072;
+constexpr int kGroup = kHeads / kKvHeads, kHeadRows = (kGroup + 2) * kDim;  // of a KV head: q k v
+
+constexpr int kClusters = 7, kClusterBlocks = 16, kBlocks = kClusters * kClusterBlocks;
+constexpr int kTeam = kClusterBlocks / 2, kAttending = kKvHeads / 2;  // blocks, clusters
+constexpr int kRows = kHidden / kClusterBlocks;  // of the stream, of o and down: a block's
+constexpr int kTeamRows = kHeadRows / kTeam;     // of q, k, v: a block's
+constexpr int kShare = kGroup * kDim / kTeam;    // of attention's output: a block's
+constexpr int kUnit = kClusterBlocks * kOctet;   // of the MLP: eight a block
+constexpr int kUnitsAttending = 3, kUnitsOther = 4, kMostUnits = 4;  // of a cluster
+static_assert((kAttending * kUnitsAttending + (kClusters - kAttending) * kUnitsOther) * kUnit ==
+              kInner);
+static_assert(kHidden == kWarps * kDim && kRows == kWarps * kOctet && kShare == kWarp &&
+              kTeamRows == 4 * kTileRows && kGroup == 2);
+
+// Slots of the ring: two a tile of 16 rows by all columns, or 64 rows by 128 columns.
+constexpr int kSlots = 12, kQkvSlots = 2 * kTeamRows / kTileRows;
+constexpr int kOSlots = 2 * kGroup * kDim / 128;
+constexpr int kAttendingSlots = kQkvSlots + kOSlots + 3 * kUnitsAttending;
+constexpr int kOtherSlots = 3 * kUnitsOther;
+constexpr int kLayerSlots =
+    kClusterBlocks * (kAttending * kAttendingSlots + (kClusters - kAttending) * kOtherSlots);
+constexpr int kMostTiles = 256;  // of positions, of a block
+constexpr int kMostContext = kMostTiles * kTeam * kTile;
+
+constexpr int kHelpers = 4;  // warps: copies, the stream, two for sums
+constexpr int kBlockThreads = kThreads + kHelpers * kWarp;
+constexpr int kSumPitch = 12;  // of the sums of a row by warp: banks apart
+
+constexpr int kMostMultiprocessors = 160;
+struct Pace {  // cycles between two slots of the copies: bursts delay what clusters exchange
+  int attending = 900, other = 2200, positions = 600;
+};
+
+struct ClusterStep {
+  Step step;
+  const char* packed;
+  uint32_t* o_sums;     // [2][kAttending][kHidden]
+  uint32_t* down_sums;  // [2][kClusters][kHidden]
+  Pace pace;
+  // Which cluster the blocks on a multiprocessor play, or kNone: memory is read faster by some
+  // GPCs than by others, and the hardware deals clusters out anew for each launch.
+  static constexpr unsigned char kNone = 255;
+  unsigned char role[kMostMultiprocessors];
+};
+
+// The shared memory of a block, of which others of the cluster store into some.
+struct Shared {
+  char ring[kSlots][kSlotBytes];
+  union {
+    float outputs[kWarps][kGroup][kDim];             // of attention, by warp
+    float sums[kMostUnits * kTileRows * kSumPitch];  // of products, by row and warp
+    float head_sums[2][2 * kTileRows * kSumPitch];
+  };
+  // Pairs of bf16. The cluster's: the whole stream, the output of its heads, its act; the team's:
+  // the rows of its KV head. This block's own: the norm, q as attention reads it.
+  uint32_t stream[kHidden / 2], normed[kHidden / 2], qkv[kHeadRows / 2], q[kGroup * kDim / 2];
+  uint32_t act[kMostUnits * kUnit / 2], attention[kGroup * kDim];
+  alignas(16) float shares[kTeam][kShare];  // of attention, from the team
+  alignas(16) float scales[kTeam][2];       // their maxima and weights
+  alignas(16) float squares[kClusterBlocks];
+  float most[kGroup][kWarps], weight[kGroup][kWarps];  // of attention, by warp
+  Layer layers[kMostLayers];
+  int pages[kMostTiles];
+  // Barriers: of the slots, and of what others store here.
+  uint64_t full[kSlots], empty[kSlots];
+  uint64_t stream_came, qkv_came, shares_came, attention_came, act_came;
+  int role;  // as the multiprocessor that this block is on has it
+};
+static_assert(sizeof(Shared) <= 232448);
+
+// Bytes that come in a turn of each barrier.
+constexpr int kStreamBytes = kHidden * 2 + kClusterBlocks * 4;
+constexpr int kQkvBytes = kHeadRows * 2, kSharesBytes = kTeam * (kShare * 4 + 8);
+constexpr int kAttentionBytes = 2 * kGroup * kDim * 2;
+constexpr int kUnitBytes = kUnit * 2;  // of act
+
+// Named barriers of a block.
+constexpr int kAll = 1, kQkv = 2, kGateUp = 3, kHead = 4, kHeadFree = 6;
+
+// The first column of the MLP that is a cluster's.
+__device__ inline int first_act_of(int cluster) {
+  const int attending = min(cluster, kAttending);
+  return (attending * kUnitsAttending + (cluster - attending) * kUnitsOther) * kUnit;
+}
+
+// The place of a block in the step, as each of its threads knows it.
+struct Place {
+  int cluster, rank, team, member, kv_head;  // member of the team
+  int context, tiles;                        // tiles of positions: those of this block
+  int newest;                                // the number of the newest of them
+  int head_tiles;                            // of lm_head
+  bool attends, has_last;                    // whether this block has the newest position
+
+  __device__ Place(const Step& a, int cluster_number) : cluster(cluster_number) {
+    rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
+    team = rank / kTeam;
+    member = rank % kTeam;
+    kv_head = 2 * cluster + team;
+    attends = cluster < kAttending;
+    context = min(context_of(a, 0), kMostContext);
+    const int all = (context + kTile - 1) / kTile;
+    tiles = attends && all > member ? (all - 1 - member) / kTeam + 1 : 0;
+    newest = member + kTeam * (tiles - 1);
+    has_last = tiles > 0 && newest == all - 1;
+    head_tiles = (a.vocab / kTileRows - block() + kBlocks - 1) / kBlocks;
+  }
+  __device__ int block() const { return cluster * kClusterBlocks + rank; }
+  __device__ int units() const { return attends ? kUnitsAttending : kUnitsOther; }
+};
+
+// The slots of a block's weights in `packed`: those of its layers after each other; then lm_head's.
+__host__ __device__ inline int64_t first_slot(int block, int layers) {
+  constexpr int kFirst = kAttending * kClusterBlocks;
+  return int64_t{layers} * (block < kFirst
+                                ? block * kAttendingSlots
+                                : kFirst * kAttendingSlots + (block - kFirst) * kOtherSlots);
+}
+
+// Which turn of a buffer of clusters' sums a layer is, over all launches, and which buffer.
+struct Turn {
+  uint32_t uses;
+  __device__ int buffer() const { return static_cast<int>(uses & 1); }
+  __device__ uint32_t bit() const { return (uses >> 1 & 1) ^ 1; }  // memory begins with zeros
+};
+
+__device__ inline void mark_time(const Step& a, int layer, Part part, int mark) {
+  if (a.timeline == nullptr || threadIdx.x % kWarp != 0) return;
+  const int64_t at = (int64_t{blockIdx.x} * a.layers + layer) * kParts + static_cast<int>(part);
+  a.timeline[at * kMarks + mark] = nanoseconds();
+}
+
+}  // namespace lockstep::persistent::clustered

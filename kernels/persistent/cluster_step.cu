@@ -1,0 +1,214 @@
+// The kernel of a decode step by clusters, and its launch.
+#include <algorithm>
+
+#include "kernels/persistent/cluster_computer.cuh"
+#include "kernels/persistent/cluster_copies.cuh"
+#include "kernels/persistent/cluster_helpers.cuh"
+#include "kernels/persistent/cluster_pack.cuh"
+#include "kernels/persistent/cluster_roles.cuh"
+#include "kernels/persistent/cluster_step.cuh"
+
+namespace lockstep::persistent {
+namespace clustered {
+namespace {
+
+// The barriers and what does not depend on which cluster this is.
+__device__ void prepare(const ClusterStep& c, Shared& shared) {
+  const Step& a = c.step;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < a.layers; i += kBlockThreads) shared.layers[i] = a.layer[i];
+  if (thread != 0) return;
+  const int number = multiprocessor_number();
+  shared.role = number < kMostMultiprocessors ? c.role[number] : ClusterStep::kNone;
+  for (int i = 0; i < kSlots; ++i) {
+    barrier_init(shared_address(shared.full + i), 1);
+    barrier_init(shared_address(shared.empty + i), kWarps);
+  }
+  for (uint64_t* barrier : {&shared.stream_came, &shared.qkv_came, &shared.shares_came,
+                            &shared.attention_came, &shared.act_came})
+    barrier_init(shared_address(barrier), 1);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  barrier_expect(shared_address(&shared.stream_came), kStreamBytes);
+  barrier_expect(shared_address(&shared.qkv_came), kQkvBytes);
+  barrier_expect(shared_address(&shared.shares_came), kSharesBytes);
+  barrier_expect(shared_address(&shared.attention_came), kAttentionBytes);
+}
+
+// The cluster that its blocks play: what is known of one of their multiprocessors, all on one GPC.
+__device__ int cluster_of(const Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  uint32_t role;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];"
+               : "=r"(role)
+               : "r"(address_in(lane % kClusterBlocks, shared_address(&shared.role)))
+               : "memory");
+  const unsigned known = __ballot_sync(~0u, role < kClusters);
+  if (known == 0) return static_cast<int>(blockIdx.x) / kClusterBlocks;
+  return static_cast<int>(__shfl_sync(~0u, role, __ffs(static_cast<int>(known)) - 1));
+}
+
+// The rest of it: the pages of this block's tiles.
+__device__ void prepare(const Step& a, Shared& shared, const Place& place) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t pages = a.pool / a.page_size;
+  for (int i = thread; i < place.tiles; i += kBlockThreads) {
+    const int entry = (place.newest - kTeam * i) * kTile / a.page_size, page = a.table[entry];
+    const bool is_right = page >= 0 && page < pages;
+    if (!is_right) report(a.bad, BadIndex::Of::attended_page, pages, page, entry);
+    shared.pages[i] = is_right ? page : -1;
+  }
+  if (thread == 0) barrier_expect(shared_address(&shared.act_came), place.units() * kUnitBytes);
+}
+
+// The last warp of all to end says which token is best, and leaves all as the next step needs it.
+__device__ void end(const Step& a, uint32_t epoch) {
+  if (threadIdx.x % kWarp != 0) return;
+  __threadfence();
+  if (atomicAdd(&a.control->done, 1u) != 2 * kBlocks - 1) return;
+  __threadfence();
+  a.token[0] = static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[0], 0ull)));
+  a.control->done = 0;
+  a.control->aborted = 0;
+  a.control->cluster_epoch = epoch + a.layers;
+}
+
+template <bool kAttends>
+__device__ void help(const ClusterStep& c, Shared& shared, const Place& place, uint32_t epoch) {
+  const int helper = static_cast<int>(threadIdx.x / kWarp) - kWarps;
+  if (helper == 1)
+    StreamKeeper(c, shared, place, epoch).run();
+  else if (helper == 2)
+    SumMaker<kAttends, 0>(c, shared, place).run();
+  else
+    SumMaker<kAttends, 1>(c, shared, place).run();
+  if (helper > 1) end(c.step, epoch);
+}
+
+// The registers of a multiprocessor go to the warps that hold weights.
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    cluster_step(const __grid_constant__ ClusterStep c) {
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  prepare(c, shared);
+  __syncthreads();
+  sync_cluster();
+  const Place place(c.step, cluster_of(shared));
+  prepare(c.step, shared, place);
+  const uint32_t epoch = load_word(&c.step.control->cluster_epoch);
+  __syncthreads();
+  sync_cluster();
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  if (warp >= kWarps) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    if (warp == kWarps)
+      CopyAhead(c, shared, place).run();
+    else if (place.attends)
+      help<true>(c, shared, place, epoch);
+    else
+      help<false>(c, shared, place, epoch);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    if (place.attends)
+      ClusterComputer<true>(c, shared, place, epoch).run();
+    else
+      ClusterComputer<false>(c, shared, place, epoch).run();
+  }
+  // Nobody stores into a block that has ended.
+  __syncwarp();
+  sync_cluster();
+}
+
+// A launch of all clusters, on a stream.
+struct ClusterLaunch {
+  cudaLaunchAttribute cluster = {};
+  cudaLaunchConfig_t config = {};
+  explicit ClusterLaunch(CUstream_st* stream) {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {kClusterBlocks, 1, 1};
+    config.gridDim = kBlocks;
+    config.blockDim = kBlockThreads;
+    config.dynamicSmemBytes = sizeof(Shared);
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+};
+
+// A device, as it was found once.
+struct ClusterDevice {
+  bool fits = false;
+  unsigned char role[kMostMultiprocessors];
+
+  ClusterDevice() {
+    std::fill_n(role, kMostMultiprocessors, ClusterStep::kNone);
+    const int shared =
+        number_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin, "cudaDeviceGetAttribute");
+    if (compute_capability() != 90 || shared < static_cast<int>(sizeof(Shared))) return;
+    allow<cluster_step>();
+    allow<find_blocks>();
+    int most = 0;
+    const ClusterLaunch launch(nullptr);
+    cuda_check(cudaOccupancyMaxActiveClusters(&most, cluster_step, &launch.config),
+               "cudaOccupancyMaxActiveClusters");
+    fits = most >= kClusters;
+    // Where more fit, a cluster has no GPC of its own.
+    if (most == kClusters) deal();
+  }
+
+ private:
+  template <auto kKernel>
+  static void allow() {
+    grant_shared<kKernel>(sizeof(Shared));
+    cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+  }
+
+  // Other work may keep clusters from being there at once; then it is tried again.
+  void deal() {
+    constexpr int kTries = 8;
+    int* found = nullptr;
+    cuda_check(cudaMallocHost(&found, kBlocks * sizeof(int)), "cudaMallocHost");
+    const ClusterLaunch launch(cudaStreamPerThread);
+    for (int i = 0; i < kTries; ++i) {
+      cuda_check(cudaLaunchKernelEx(&launch.config, find_blocks, found), "find_blocks");
+      cuda_check(cudaStreamSynchronize(cudaStreamPerThread), "find_blocks");
+      if (deal_roles(found, role)) break;
+    }
+    cuda_check(cudaFreeHost(found), "cudaFreeHost");
+  }
+};
+
+static_assert(2 * (kAttending + kClusters) == 22);  // of cluster_sums_bytes
+ClusterStep arguments_of(const Step& step, const TensorView& packed, char* sums) {
+  ClusterStep c;
+  c.step = step;
+  c.packed = packed.as<const char>();
+  c.o_sums = reinterpret_cast<uint32_t*>(sums);
+  c.down_sums = c.o_sums + 2 * kAttending * kHidden;
+  c.pace = {};
+  std::copy_n(of_current_device<ClusterDevice>().role, kMostMultiprocessors, c.role);
+  return c;
+}
+
+}  // namespace
+}  // namespace clustered
+
+bool device_fits_clusters() { return of_current_device<clustered::ClusterDevice>().fits; }
+
+void pack_for_clusters(CUstream_st* stream, const Step& step, const TensorView& packed) {
+  using namespace clustered;
+  const auto slots = static_cast<unsigned>(packed.bytes() / kSlotBytes);
+  pack_weights<<<slots, kSlotBytes / 16, 0, stream>>>(arguments_of(step, packed, nullptr),
+                                                      packed.as<uint4>());
+  cuda_check(cudaGetLastError(), "decode_step");
+}
+
+void launch_clusters(CUstream_st* stream, const Step& step, const TensorView& packed, char* sums) {
+  using namespace clustered;
+  const ClusterLaunch launch(stream);
+  cuda_check(cudaLaunchKernelEx(&launch.config, cluster_step, arguments_of(step, packed, sums)),
+             "decode_step");
+}
+
+}  // namespace lockstep::persistent
