@@ -1,6 +1,16 @@
 // Whether a seeded bug acted is asked of the bits: the same engine serves the same requests with
 // the bug and without it, and every tensor of every pass is hashed, whatever was judged. A bug of
 // pages that are never shared, or of an op that is never called, leaves all of them as they are.
+//
+//     the run's verdict    a difference of bits    what is said
+//     clean                none                    the bug did not act: inconclusive
+//     clean                at a place              missed, as rounding may do as much, or as the
+//                                                  selection leaves that place out
+//     diverged, of one     not asked               the bug is what was found
+//     diverged, of more    none                    which of them did not act, in a note
+//
+// Bits are compared and no numbers: a bug that acts within rounding acts. What a bug does to page
+// tables alone, so that the same numbers are read from elsewhere, changes none.
 #include "src/session/seeded_effect.h"
 
 #include <fmt/format.h>
