@@ -74,8 +74,9 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step);
 void check_decode_step(const DecodeStep& step);
 
 // The bytes of packed weights that a step of these sizes can use: 0 unless it is one row of the
-// Qwen3-0.6B shape with at most 32768 positions in pages of a multiple of 16. A device that has not
-// seven GPCs of 16 free multiprocessors computes it as any other, and so does a step without them.
+// Qwen3-0.6B shape, of 48 layers at most, with at most 32768 positions in pages of a multiple
+// of 16. A device that has not seven GPCs of 16 free multiprocessors computes it as any other, and
+// so does a step without them.
 int64_t decode_step_packed(const DecodeStep& step);
 
 // The bytes of workspace that a step of these sizes takes on any device.

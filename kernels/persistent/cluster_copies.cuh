@@ -1,5 +1,5 @@
-// The warp of a block that copies ahead: its weights, which lie one after another, by bulk copies,
-// and its tiles of K and V row by row.
+// The thread of a block that copies ahead: its weights, which lie one after another, and its tiles
+// of K and V, 16 rows each.
 #pragma once
 
 #include "kernels/persistent/cluster_plan.cuh"
@@ -13,7 +13,6 @@ class CopyAhead {
         a_(step.step),
         shared_(shared),
         place_(place),
-        lane_(threadIdx.x % kWarp),
         data_(shared_address(shared.ring)),
         full_(shared_address(shared.full)),
         empty_(shared_address(shared.empty)),
@@ -27,6 +26,8 @@ class CopyAhead {
 #pragma unroll 1
     for (layer_ = 0; layer_ < a_.layers; ++layer_) {
       if (place_.attends) {
+        for (const CUtensorMap& map : c_.cache[layer_])
+          asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
         weights(kQkvSlots, pace);
         positions();
         weights(kOSlots, pace);
@@ -54,11 +55,12 @@ class CopyAhead {
       while (now - due_ < 0) now = static_cast<int>(clock());
       due_ = now - due_ > pace ? now + pace : due_ + pace;
     }
-    __syncwarp();
   }
-  __device__ int take() {
+  // The next slot, into which bytes come.
+  __device__ int take(int bytes) {
     const int slot = at_;
     if (++at_ == kSlots) at_ = 0, phase_ ^= 1;
+    barrier_expect(full_ + 8 * slot, bytes);
     return slot;
   }
 
@@ -68,13 +70,9 @@ class CopyAhead {
     for (int left = slots; left > 0; left -= 2) {
       const int count = left > 1 ? 2 : 1;
       await_room(count, pace);
-      // Rows of K and V were stored into slots by other means than the copies that come now.
-      if (place_.attends && lane_ == 0) fence_before_copies();
 #pragma unroll 1
       for (int i = 0; i < count; ++i, from_ += kSlotBytes) {
-        const int slot = take();
-        if (lane_ != 0) continue;
-        barrier_expect(full_ + 8 * slot, kSlotBytes);
+        const int slot = take(kSlotBytes);
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
             "[%0], [%1], %2, [%3], %4;" ::"r"(data_ + slot * kSlotBytes),
@@ -84,51 +82,37 @@ class CopyAhead {
     }
   }
 
-  // The tiles of the layer from the newest on, two a slot, without this step's row.
+  // The tiles of the layer from the newest on, two a slot. A tile on a page that is none stays
+  // away.
   __device__ void positions() {
 #pragma unroll 1
     for (int tile = 0; tile < place_.tiles; tile += 2) {
+      const int first = shared_.tiles[tile];
+      const int second = tile + 1 < place_.tiles ? shared_.tiles[tile + 1] : -1;
       await_room(1, c_.pace.positions);
-      const int slot = take();
-#pragma unroll 1
-      for (int i = 0; i < 2 && tile + i < place_.tiles; ++i)
-        rows(tile + i, data_ + slot * kSlotBytes + i * 2 * kTileBytes);
-      // The barrier waits for these copies too, and ends with the arrival of the first lane.
-      asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(full_ + 8 * slot)
-                   : "memory");
-      __syncwarp();
-      if (lane_ == 0) barrier_arrive(full_ + 8 * slot);
+      const int slot = take(((first >= 0) + (second >= 0)) * 2 * kTileBytes);
+      const uint32_t to = data_ + slot * kSlotBytes, barrier = full_ + 8 * slot;
+      if (first >= 0) rows(first, to, barrier);
+      if (second >= 0) rows(second, to + 2 * kTileBytes, barrier);
     }
   }
   static constexpr int kTileBytes = kTile * kDim * 2;  // of K, or of V
 
-  // A lane copies a piece of 16 bytes of every second row.
-  __device__ void rows(int tile, uint32_t to) {
-    const int page = shared_.pages[tile];
-    if (page < 0) return;
-    const int position = (place_.newest - kTeam * tile) * kTile, row = lane_ / 16;
-    const int64_t slot = int64_t{page} * a_.page_size + position % a_.page_size + row;
-    const int64_t at = (slot * kKvHeads + place_.kv_head) * kDim + lane_ % 16 * 8;
-    const Layer& w = shared_.layers[layer_];
-    const int left = place_.context - 1 - position - row;
-    to += row * kDim * 2 + lane_ % 16 * 16;
-#pragma unroll 1
-    for (int v = 0; v < 2; ++v, to += kTileBytes) {
-      const bf16* from = (v == 0 ? w.cache_k : w.cache_v) + at;
+  // K and V of this block's head at a tile of the pool.
+  __device__ void rows(int position, uint32_t to, uint32_t barrier) const {
 #pragma unroll
-      for (int i = 0; i < kTile / 2; ++i)
-        if (2 * i < left)
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 4 * kDim),
-                       "l"(from + i * 2 * kKvHeads * kDim)
-                       : "memory");
-    }
+    for (int v = 0; v < 2; ++v)
+      asm volatile(
+          "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+          "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to + v * kTileBytes),
+          "l"(&c_.cache[layer_][v]), "r"(0), "r"(place_.kv_head), "r"(position), "r"(barrier)
+          : "memory");
   }
 
   const ClusterStep& c_;
   const Step& a_;
   Shared& shared_;
   const Place& place_;
-  const int lane_;
   const uint32_t data_, full_, empty_;
   const char* from_ = nullptr;
   uint64_t policy_ = 0;

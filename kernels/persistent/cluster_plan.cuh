@@ -16,6 +16,8 @@
 // clusters take turns, since one cluster may be at the next layer's o when another has yet to read.
 #pragma once
 
+#include <cuda.h>
+
 #include "kernels/persistent/cluster.cuh"
 
 namespace lockstep::persistent::clustered {
@@ -50,6 +52,7 @@ constexpr int kHelpers = 4;  // warps: copies, the stream, two for sums
 constexpr int kBlockThreads = kThreads + kHelpers * kWarp;
 constexpr int kSumPitch = 12;  // of the sums of a row by warp: banks apart
 
+constexpr int kMostClusterLayers = 48;  // whose arguments a launch takes
 constexpr int kMostMultiprocessors = 160;
 struct Pace {  // cycles between two slots of the copies: bursts delay what clusters exchange
   int attending = 900, other = 2200, positions = 600;
@@ -57,6 +60,8 @@ struct Pace {  // cycles between two slots of the copies: bursts delay what clus
 
 struct ClusterStep {
   Step step;
+  // K and V of each layer as [pool][kv_heads][dim], of which a copy takes 16 rows of a head.
+  CUtensorMap cache[kMostClusterLayers][2];
   const char* packed;
   uint32_t* o_sums;     // [2][kAttending][kHidden]
   uint32_t* down_sums;  // [2][kClusters][kHidden]
@@ -83,8 +88,8 @@ struct Shared {
   alignas(16) float scales[kTeam][2];       // their maxima and weights
   alignas(16) float squares[kClusterBlocks];
   float most[kGroup][kWarps], weight[kGroup][kWarps];  // of attention, by warp
-  Layer layers[kMostLayers];
-  int pages[kMostTiles];
+  Layer layers[kMostClusterLayers];
+  int tiles[kMostTiles];  // where they begin in the pool, or -1
   // Barriers: of the slots, and of what others store here.
   uint64_t full[kSlots], empty[kSlots];
   uint64_t stream_came, qkv_came, shares_came, attention_came, act_came;

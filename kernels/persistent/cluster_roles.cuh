@@ -31,8 +31,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1) find_blocks(int* multiproces
 // Gives the multiprocessors on which blocks were found their clusters. Returns false where two
 // clusters were on one GPC, one after the other.
 inline bool deal_roles(const int* found, unsigned char* role) {
-  // The step takes 426 us so, 422 to 466 with all other choices (Qwen3-0.6B, H100); on an H200 this
-  // one was the best, 328 where another took 349.
+  // The step of Qwen3-0.6B at context 128 took 432 us so on an H100, and 431 to 439 with four other
+  // choices. A prototype took 426 so on an H100, 422 to 466 with the others, and was fastest so on
+  // an H200.
   constexpr std::array<unsigned char, kClusters> kRoles = {4, 5, 0, 1, 2, 6, 3};
   std::vector<int> all(found, found + kBlocks);
   std::ranges::sort(all);

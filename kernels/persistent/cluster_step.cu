@@ -1,4 +1,6 @@
 // The kernel of a decode step by clusters, and its launch.
+#include <cudaTypedefs.h>
+
 #include <algorithm>
 
 #include "kernels/persistent/cluster_computer.cuh"
@@ -16,7 +18,11 @@ namespace {
 __device__ void prepare(const ClusterStep& c, Shared& shared) {
   const Step& a = c.step;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < a.layers; i += kBlockThreads) shared.layers[i] = a.layer[i];
+  // Word by word, since threads that read arguments far apart are served one after another.
+  const auto* from = reinterpret_cast<const uint64_t*>(a.layer);
+  auto* to = reinterpret_cast<uint64_t*>(shared.layers);
+  const int words = a.layers * static_cast<int>(sizeof(Layer) / sizeof(uint64_t));
+  for (int i = thread; i < words; i += kBlockThreads) to[i] = from[i];
   if (thread != 0) return;
   const int number = multiprocessor_number();
   shared.role = number < kMostMultiprocessors ? c.role[number] : ClusterStep::kNone;
@@ -47,15 +53,16 @@ __device__ int cluster_of(const Shared& shared) {
   return static_cast<int>(__shfl_sync(~0u, role, __ffs(static_cast<int>(known)) - 1));
 }
 
-// The rest of it: the pages of this block's tiles.
+// The rest of it: where this block's tiles are.
 __device__ void prepare(const Step& a, Shared& shared, const Place& place) {
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t pages = a.pool / a.page_size;
   for (int i = thread; i < place.tiles; i += kBlockThreads) {
-    const int entry = (place.newest - kTeam * i) * kTile / a.page_size, page = a.table[entry];
+    const int position = (place.newest - kTeam * i) * kTile, entry = position / a.page_size;
+    const int page = a.table[entry];
     const bool is_right = page >= 0 && page < pages;
     if (!is_right) report(a.bad, BadIndex::Of::attended_page, pages, page, entry);
-    shared.pages[i] = is_right ? page : -1;
+    shared.tiles[i] = is_right ? page * a.page_size + position % a.page_size : -1;
   }
   if (thread == 0) barrier_expect(shared_address(&shared.act_came), place.units() * kUnitBytes);
 }
@@ -96,16 +103,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   prepare(c.step, shared, place);
   const uint32_t epoch = load_word(&c.step.control->cluster_epoch);
   __syncthreads();
-  sync_cluster();
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   if (warp >= kWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
-    if (warp == kWarps)
+    if (warp > kWarps)
+      place.attends ? help<true>(c, shared, place, epoch) : help<false>(c, shared, place, epoch);
+    else if (threadIdx.x == kThreads)
       CopyAhead(c, shared, place).run();
-    else if (place.attends)
-      help<true>(c, shared, place, epoch);
-    else
-      help<false>(c, shared, place, epoch);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     if (place.attends)
@@ -179,10 +183,43 @@ struct ClusterDevice {
   }
 };
 
+// The driver's function, which this library is not linked with.
+struct EncodeMap {
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  EncodeMap() {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = {};
+    cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
+                                                cudaEnableDefault, &result),
+               "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
+    check(result == cudaDriverEntryPointSuccess,
+          "the CUDA driver has no cuTensorMapEncodeTiled, which decode_step wants: use a driver of "
+          "CUDA 12 or later, or --executor ops");
+    encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }
+};
+
+CUtensorMap map_of(bf16* cache, int64_t pool) {
+  const cuuint64_t sizes[3] = {kDim, kKvHeads, static_cast<cuuint64_t>(pool)};
+  const cuuint64_t strides[2] = {kDim * 2, kKvHeads * kDim * 2};
+  const cuuint32_t box[3] = {kDim, 1, kTile}, steps[3] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult status = of_current_device<EncodeMap>().encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, cache, sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, "CUDA error {} in cuTensorMapEncodeTiled",
+        static_cast<int>(status));
+  return map;
+}
+
 static_assert(2 * (kAttending + kClusters) == 22);  // of cluster_sums_bytes
 ClusterStep arguments_of(const Step& step, const TensorView& packed, char* sums) {
   ClusterStep c;
   c.step = step;
+  for (int l = 0; l < step.layers; ++l)
+    c.cache[l][0] = map_of(step.layer[l].cache_k, step.pool),
+    c.cache[l][1] = map_of(step.layer[l].cache_v, step.pool);
   c.packed = packed.as<const char>();
   c.o_sums = reinterpret_cast<uint32_t*>(sums);
   c.down_sums = c.o_sums + 2 * kAttending * kHidden;

@@ -1,5 +1,12 @@
 // Numbers are compared in diff.cc; this reads both traces once more without them, row by row as
 // each was computed first, and table by table as each request had it last.
+//
+//     declared dtype      a contradiction where all rows have the same bits; else other roundings,
+//                         which diff_noise.h has room
+//     tokens found        different where the two have another token at one position
+//     how many found      a remark: one of the runs had a prefix cache, or other requests before
+//     slots, page tables  a remark: another pool, or another order of its pages
+//     declared rounding   a remark: each is right or wrong under its own, which a judgement tells
 #include "src/diff/diff_storage.h"
 
 #include <fmt/format.h>

@@ -52,8 +52,9 @@ std::string told_by(const DiffResult& result) {
 }
 
 std::string other_bits(const DiffResult& result) {
-  return fmt::format("{} of {} rows have other bits, first at {}", result.rows - result.equal,
-                     result.rows, where(*result.first_bits));
+  const int64_t other = result.rows - result.equal;
+  return fmt::format("{} of {} rows {} other bits, first at {}", other, result.rows,
+                     other == 1 ? "has" : "have", where(*result.first_bits));
 }
 
 // Says which rows no verdict rests on, as only one of the two shows them; "": none.

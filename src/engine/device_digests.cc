@@ -11,9 +11,15 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kHash = sizeof(uint64_t), kCount = sizeof(int64_t);
-constexpr size_t kTogether = 64;       // tensors of a launch: of four layers or so
-constexpr size_t kCachesTogether = 8;  // of a launch of their own
-static_assert(std::max(kTogether, kCachesTogether) <= DigestMaker::kMostJobs);
+// Tensors of a launch, and caches of a launch of their own: those of a few layers, so that digests
+// are made while the ops go on. Whoever computes a whole pass in one launch shows them all when it
+// is done; then what counts is that there are few launches after it.
+struct Together {
+  size_t tensors = 64, caches = 8;
+  explicit Together(const Model& model) {
+    if (model.placement().make_executor) tensors = caches = DigestMaker::kMostJobs;
+  }
+};
 
 bool is_cache(const Point& p) { return p.is_cache(); }
 
@@ -110,14 +116,14 @@ void DeviceDigests::record(const Record& record) {
       // The model's own buffers are written again by the next layer, so that digests must be queued
       // before it on the same stream.
       flush_caches(ops_stream_);
-    else if (cache_jobs_.size() == kCachesTogether || tap.hashes == layout_->caches - 1)
+    else if (cache_jobs_.size() == Together(model_).caches || tap.hashes == layout_->caches - 1)
       flush_caches(maker_.cache_digest_stream);
     return;
   }
   tap.tensor = record.tensor;
   jobs_.push_back(job_of(tap));
   if (lifetime_ == Lifetime::pass) {
-    if (jobs_.size() == kTogether) flush(maker_.digest_stream);
+    if (jobs_.size() == Together(model_).tensors) flush(maker_.digest_stream);
     return;
   }
   flush(ops_stream_);

@@ -270,7 +270,7 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     error_map.add(judged.errors, place, pending.row_shape, outcome);
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
-    if (found) origin.finding = finding;
+    if (found) origin.finding = finding, wrong_by_itself.insert(index_of(place));
     for (const Place& hidden : region) {
       OfHidden& of = of_hidden[{index_of(hidden), pending.request}];
       if (found && of.finding < 0) of.finding = finding, of.error = error;

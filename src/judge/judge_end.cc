@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "src/judge/judge_state.h"
@@ -239,13 +240,16 @@ void Judge::State::note_regions() {
                             width == op_judge.widened_by().end() ? "they are known bit for bit"
                                                                  : shown_from(p, width->second)));
   }
-  if (led_back.empty()) return;
-  const size_t more = led_back.size() - 1;
+  // What some nodes of a place tell holds for its op.
+  std::vector<int> unclear;
+  std::ranges::set_difference(led_back, wrong_by_itself, std::back_inserter(unclear));
+  if (unclear.empty()) return;
+  const size_t more = unclear.size() - 1;
   ledger.note(fmt::format(
       "{}{} over {} budget too, by what an error found before may have brought in an op that both "
       "read and the trace does not have: whether it has one of its own cannot be told until that "
       "is right",
-      text_of(ledger.places()[*led_back.begin()]),
+      text_of(ledger.places()[unclear.front()]),
       more == 0 ? " is" : fmt::format(" and {} more are", more), more == 0 ? "its" : "their"));
 }
 

@@ -149,6 +149,7 @@ struct Judge::State {
   // first.
   std::map<std::pair<int, int32_t>, OfHidden> of_hidden;
   std::set<int> led_back;                 // places whose errors may be those before them
+  std::set<int> wrong_by_itself;          // places that are, in a node at least
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place

@@ -225,7 +225,9 @@ Result Ledger::result() const {
                      {"error over 3x the reference's own", first_over_floor_}};
   for (const auto& [reason, count] : reasons_)
     if (count > 0)
-      result.notes.push_back(fmt::format("{} nodes are inconclusive: {}", count, reason));
+      result.notes.push_back(
+          fmt::format("{} inconclusive: {}",
+                      count == 1 ? "1 node is" : fmt::format("{} nodes are", count), reason));
   result.findings = findings_;
   // Wrong numbers come before places that are only of another contract than their like.
   const auto order = [this](const Finding& f) {

@@ -83,9 +83,13 @@ std::string diverged_story(const Result& result) {
     text += fmt::format("; {} more finding{}", more, more > 1 ? "s" : "");
   text += flip_story(result);
   if (const int64_t passed_on = count_of(result, Verdict::propagated); passed_on > 0)
-    text += fmt::format("; {} nodes after it only pass an error on", passed_on);
+    text += fmt::format("; {} after it only {} an error on",
+                        passed_on == 1 ? "1 node" : fmt::format("{} nodes", passed_on),
+                        passed_on == 1 ? "passes" : "pass");
   if (const int64_t unclear = count_of(result, Verdict::confounded); unclear > 0)
-    text += fmt::format("; {} are wrong by it or by themselves, which cannot be told", unclear);
+    text += fmt::format("; {} wrong by it or by {}, which cannot be told",
+                        unclear == 1 ? "1 is" : fmt::format("{} are", unclear),
+                        unclear == 1 ? "itself" : "themselves");
   return text;
 }
 

@@ -1,6 +1,16 @@
 // Whether a seeded bug acted is asked of the bits: the same engine serves the same requests with
 // the bug and without it, and every tensor of every pass is hashed, whatever was judged. A bug of
 // pages that are never shared, or of an op that is never called, leaves all of them as they are.
+//
+//     the run's verdict    a difference of bits    what is said
+//     clean                none                    the bug did not act: inconclusive
+//     clean                at a place              missed, as rounding may do as much, or as the
+//                                                  selection leaves that place out
+//     diverged, of one     not asked               the bug is what was found
+//     diverged, of more    none                    which of them did not act, in a note
+//
+// Bits are compared and no numbers: a bug that acts within rounding acts. What a bug does to page
+// tables alone, so that the same numbers are read from elsewhere, changes none.
 #include "src/session/seeded_effect.h"
 
 #include <fmt/format.h>
@@ -64,13 +74,14 @@ std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fau
 }
 
 // Why nothing shows a bug that changed the bits of that place, and all that was made of them.
-std::string why_unseen(const JudgedRun& run, const Place& first) {
+std::string why_unseen(const JudgedRun& run, const Result& result, const Place& first) {
   const Selection& selection = run.judge.selection;
   const std::string alone = selection.text();
   if (!selection.has(*first.point, first.layer)) return alone + " leaves that out";
   std::string text = "that is within what rounding may do";
   if (!alone.empty()) text += fmt::format(", or outside of {}", alone);
   if (!run.judge.rows.all()) text += ", or in a row that --judge-rows did not draw";
+  if (result.judged < result.expected) text += ", or in a node that could not be judged";
   return text;
 }
 
@@ -86,7 +97,8 @@ void say_of_faults(const JudgedRun& run, Result& result) {
     const std::string needs(fault_of(fault).needs);
     if (first && !shown)
       result.notes.push_back(fmt::format("nothing shows the seeded {}, which changes {} first: {}",
-                                         fault.name, text_of(*first), why_unseen(run, *first)));
+                                         fault.name, text_of(*first),
+                                         why_unseen(run, result, *first)));
     if (first) continue;
     const std::string says = fmt::format(
         "the seeded {} did not act: without it every number of the run has the same bits; it needs "

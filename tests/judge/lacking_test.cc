@@ -264,6 +264,24 @@ TEST_F(JudgeTest, AnOpBehindAWrongOneThatIsNotSeenIsNotSaidToBeRightByItself) {
   }
 }
 
+// Both q and v are wrong by themselves, as k shows where they are far off.
+TEST_F(JudgeTest, AnOpThatIsWrongByItselfInSomeNodesIsNotSaidToBeUnclear) {
+  const auto has = [](const Place& place) { return place.point->name != "attn.norm"; };
+  FakeModel model(DType::bf16, [&](const Place& p, const PassInfo& pass, std::vector<double>& v) {
+    if (p.layer != 1 || (p.point->name != "attn.q" && p.point->name != "attn.v")) return;
+    for (double& x : v) x *= pass.pass == 0 ? 4 : 1.04;
+  });
+  FakeRun run = fake_run(model, DType::bf16);
+  for (Pass& pass : run.passes)
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !has({t.point, t.layer}); });
+  const Result result = judged(run, true, {.recorded = has});
+  expect_first(result, "layer 1 attn.q", 0, 0, Verdict::introduced);
+  const auto of_v = [](const Finding& f) { return f.node.place.point->name == "attn.v"; };
+  EXPECT_EQ(std::ranges::count_if(result.findings, of_v), 2) << "in the first pass alone";
+  EXPECT_GT(count(result, Verdict::confounded), 0);
+  EXPECT_FALSE(notes(result, "whether it has one of its own cannot be told"));
+}
+
 // A fused add and norm reads a sum of which the trace has what was stored, and not the addends.
 TEST_F(JudgeTest, ANormOfASumWhoseAddendsWereNotRecordedIsJudgedOnWhatWasStored) {
   const auto is_norm = [](const Place& place) { return place.point->name == "mlp.norm"; };

@@ -165,7 +165,12 @@ TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
   Result r = rope_bug();
   r.findings.front().region = {{&point("attn.norm"), 3}, {&point("attn.q_norm"), 3}};
   r.first = r.findings.front();
+  r.counts[Verdict::propagated] = r.counts[Verdict::confounded] = 1;
   summarise(r);
+  EXPECT_TRUE(
+      r.story.ends_with("; 1 node after it only passes an error on; 1 is wrong by it or by "
+                        "itself, which cannot be told"))
+      << r.story;
   EXPECT_TRUE(
       r.story.starts_with("layer 3 attn.norm .. attn.q_rope introduces the first error: "
                           "it or what it is judged with"))
