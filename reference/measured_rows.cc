@@ -179,7 +179,7 @@ class Table {
 };
 
 // The sum over the last axis.
-at::Tensor total(const at::Tensor& x) { return x.sum({-1}, /*keepdim=*/false, at::kDouble); }
+at::Tensor totals(const at::Tensor& x) { return x.sum({-1}, /*keepdim=*/false, at::kDouble); }
 
 // The largest along an axis, and the first place that has it; none where all are below 0.
 struct Largest {
@@ -202,7 +202,7 @@ enum OfRow : size_t {
   kLargestGot,
   kEtaSquares,
   kInner,
-  kMost,
+  kMostBudgets,
   kWorst,
   kMostDiffering,
   kWorstDiffering,
@@ -305,7 +305,7 @@ DistantRow MeasuredRows::row(size_t row) const {
                  .largest = of(kLargestGot),
                  .squares = of(kEtaSquares),
                  .inner = of(kInner),
-                 .most = of(kMost),
+                 .most = of(kMostBudgets),
                  .most_differing = of(kMostDiffering),
                  .over = 0,
                  .different = rows_.count_of(kDiffering, i)};
@@ -404,9 +404,9 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor inner = ((size - half) / room).masked_fill(room <= 0, 0).clamp_min(0);
   const Largest worst(budgets, 1), misrounded(only(differs, budgets), 1);
   std::vector<at::Tensor> of_rows = {
-      total(e.want.square()), e.got.abs().amax(1), total(eta.square()),
-      inner.amax(1),          worst.value,         worst.at,
-      misrounded.value,       misrounded.at,       total(differs)};
+      totals(e.want.square()), e.got.abs().amax(1), totals(eta.square()),
+      inner.amax(1),           worst.value,         worst.at,
+      misrounded.value,        misrounded.at,       totals(differs)};
   const int64_t width = e.want.size(1);
   if (rows.exact)
     return std::make_shared<MeasuredRows>(Table(of_rows), Table({of_rows[0]}), 0, InSlices(),
@@ -415,9 +415,9 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
   const at::Tensor term = delta * e.want * over_v;
   for (const at::Tensor& sums :
-       {total(unit), total(due), total(e.misround), total(e.want * e.want * over_v),
-        total(delta * over_v.sqrt()), total(term),
-        e.shared.defined() ? at::zeros_like(worst.value) : total(term.square())})
+       {totals(unit), totals(due), totals(e.misround), totals(e.want * e.want * over_v),
+        totals(delta * over_v.sqrt()), totals(term),
+        e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
@@ -433,10 +433,10 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor g_budgets = grouped(in.budgets);
   const Largest g_worst(g_budgets, 1), g_misrounded(only(grouped(differs), g_budgets), 1);
   const at::Tensor none = at::zeros_like(g_worst.value);
-  Table of_groups({total(grouped(in.unit)), total(grouped(in.due)), total(grouped(differs)),
-                   total(grouped(in.may_misround)), f.defined() ? total(f) : none,
-                   f.defined() ? total(f.square()) : none,
-                   f.defined() ? total(grouped(term)) : none, g_worst.value, g_worst.at,
+  Table of_groups({totals(grouped(in.unit)), totals(grouped(in.due)), totals(grouped(differs)),
+                   totals(grouped(in.may_misround)), f.defined() ? totals(f) : none,
+                   f.defined() ? totals(f.square()) : none,
+                   f.defined() ? totals(grouped(term)) : none, g_worst.value, g_worst.at,
                    g_misrounded.value, g_misrounded.at});
   return std::make_shared<MeasuredRows>(Table(of_rows), std::move(of_groups), groups, std::move(in),
                                         width);
