@@ -240,7 +240,7 @@ void Judge::State::note_regions() {
                             width == op_judge.widened_by().end() ? "they are known bit for bit"
                                                                  : shown_from(p, width->second)));
   }
-  // What some nodes of a place tell holds for its op.
+  // An op that some nodes prove wrong is so, whatever its others leave open.
   std::vector<int> unclear;
   std::ranges::set_difference(led_back, wrong_by_itself, std::back_inserter(unclear));
   if (unclear.empty()) return;
