@@ -23,8 +23,7 @@
 #include "traces/trace.h"
 #include "traces/trial.h"
 
-extern "C" int H5garbage_collect();  // of HDF5's library
-extern "C" int H5set_free_list_limits(int, int, int, int, int, int);
+extern "C" int H5set_free_list_limits(int, int, int, int, int, int);  // of HDF5's library
 
 namespace lockstep {
 
@@ -134,7 +133,6 @@ std::pair<int, int> started() {
 
 void try_reading(const std::string& path, const std::function<void()>& reading) {
   if (is_trial) {
-    H5garbage_collect();  // blocks that it freed, of files before
     reading();
     throw Tried{};
   }
@@ -148,7 +146,6 @@ void try_reading(const std::string& path, const std::function<void()>& reading) 
   check(answer[0] != '!', "{}: HDF5's library crashes as it reads it", path);
   // What is read now is the file, not the input that says how it is made; and what passed the trial
   // with less passes here.
-  H5garbage_collect();
   fuzz::allow_memory(std::filesystem::file_size(path));
   try_by_a_fork(path, reading);
   fuzz::allow_memory(2 * std::filesystem::file_size(path));
