@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -62,14 +63,19 @@ std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> fa
   return all;
 }
 
+// All that the engine shows without a fault, once it was asked for: without graphs, and with them.
+using Unseeded = std::array<std::optional<std::vector<Shown>>, 2>;
+
 // The first place whose bits the fault changes; nothing: it changes none.
-std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fault) {
+std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fault,
+                                   Unseeded& unseeded) {
   bool graph = true;
   const std::vector<Shown> with = shown_with(run, {fault}, graph);
-  const std::vector<Shown> without = shown_with(run, {}, graph);
-  const auto [other, mine] = std::ranges::mismatch(with, without);
+  std::optional<std::vector<Shown>>& without = unseeded[graph ? 1 : 0];
+  if (!without) without = shown_with(run, {}, graph);
+  const auto [other, mine] = std::ranges::mismatch(with, *without);
   if (other != with.end()) return other->place;
-  if (mine != without.end()) return mine->place;
+  if (mine != without->end()) return mine->place;
   return {};
 }
 
@@ -91,9 +97,10 @@ void say_of_faults(const JudgedRun& run, Result& result) {
   const bool shown = result.verdict == RunVerdict::diverged;
   if (shown && run.faults.size() == 1) return;
   std::string idle;
+  Unseeded unseeded;
   for (const FaultRequest& fault : run.faults) {
     if (run.progress) run.progress(fmt::format("asking what {} changes", fault.name));
-    const std::optional<Place> first = first_changed(run, fault);
+    const std::optional<Place> first = first_changed(run, fault, unseeded);
     const std::string needs(fault_of(fault).needs);
     if (first && !shown)
       result.notes.push_back(fmt::format("nothing shows the seeded {}, which changes {} first: {}",
