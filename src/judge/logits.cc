@@ -180,7 +180,9 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
     ++summary_.argmax_equal;
     return;
   }
-  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off);
+  // Rounding moves logits, and does not choose among them.
+  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off) &&
+                         got[engine] == *std::ranges::max_element(got);
   // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};

@@ -13,7 +13,7 @@ namespace lockstep {
 // Compares the engine's logits with those of the model in fp64, row by row. A choice that differs
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
 // over its 50 best of (the model in the run's dtype - the model in fp64): both candidates then lie
-// within what correct rounding moves them.
+// within what correct rounding moves them. One that is not the largest of its own row is not.
 //
 // Choices that differ are expected too: a candidate that is m below the best wins by rounding alone
 // with a chance of Q(m / (sqrt(2) s)), Q the tail of a normal distribution. Their sum over the
