@@ -114,7 +114,8 @@ std::string nodes_text(const Result& result, const WrongOp& op) {
   // A node may have several findings, of several statistics.
   if (at == result.places.end() || count > at->expected)
     return fmt::format("{} finding{}", count, count == 1 ? "" : "s");
-  if (count == at->expected) return fmt::format("all {} nodes", count);
+  if (count == at->expected)
+    return count == 1 ? "its one node" : fmt::format("all {} nodes", count);
   const std::string which = which_nodes(result, op);
   return fmt::format("{} of {} nodes{}{}", count, at->expected, which.empty() ? "" : ": ", which);
 }
@@ -194,6 +195,16 @@ std::string cause_of(const Result& result, const Place& place) {
   return summary == result.places.end() ? "" : text_of(summary->looks_like);
 }
 
+// The same point in later layers. What is missing there has no size, and 0 would be one.
+std::string also_text(const WrongOp& op) {
+  std::string text =
+      fmt::format("in layer{} {}: {} node{}", op.also.size() == 1 ? "" : "s", ranges_text(op.also),
+                  op.also_findings, op.also_findings == 1 ? "" : "s");
+  if (op.also_budgets > 0)
+    text += fmt::format(", worst {} x its budget", budgets_text(op.also_budgets));
+  return text;
+}
+
 void add_details(const Result& result, const WrongOp& op, std::vector<Block>& blocks) {
   const Finding& worst = worst_of(op);
   const std::string cause = cause_of(result, op.place);
@@ -214,10 +225,7 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
         "region", fmt::format("{}: any of the ops that were not recorded, or {} itself",
                               stretch_text(worst), worst.node.place.point->name));
   if (!cause.empty()) lines.entries.emplace_back("looks like", cause);
-  if (!op.also.empty())
-    lines.entries.emplace_back(
-        "also", fmt::format("in layers {}: {} nodes, worst {} x its budget", ranges_text(op.also),
-                            op.also_findings, budgets_text(op.also_budgets)));
+  if (!op.also.empty()) lines.entries.emplace_back("also", also_text(op));
   for (const Confirmation& c : result.confirmations)
     if (c.place == op.place)
       lines.entries.emplace_back("again",
@@ -283,9 +291,11 @@ std::vector<Block> wrong_ops_of(const Result& result) {
     const bool same =
         i > 0 && op.also.empty() && repeats(op, ops[i - 1]) && !is_confirmed_apart(result, op);
     std::string text = nodes_text(result, op);
-    if (same)
-      text =
-          fmt::format("{}, the same: {}", text.substr(0, text.find(':')), size_text(worst_of(op)));
+    if (same) {
+      const std::string size = size_text(worst_of(op));
+      text = fmt::format("{}, the same{}{}", text.substr(0, text.find(':')),
+                         size.empty() ? "" : ": ", size);
+    }
     blocks.push_back(Paragraph{fmt::format("{:>2}. {:<22} {}", i + 1, text_of(op.place), text), 1,
                                kIndent,
                                /*strong=*/!same});

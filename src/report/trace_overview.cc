@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <span>
 
 #include "kernels/base/check.h"
@@ -126,9 +127,17 @@ std::string origin_text(const Manifest& m) {
   return fmt::format("{}", fmt::join(parts, "  "));
 }
 
-// "4 requests: 0 (first) 1210+6  1 1202+6   6 passes": tokens in and out.
-std::string requests_text(const TraceReader& trace) {
+// "4 requests: 0 (first) 1210+6  1 1202+6   6 passes": tokens in and out. A bare trace names no
+// requests, but its rows do.
+std::string requests_text(TraceReader& trace) {
   const std::vector<RequestInfo>& requests = trace.manifest().requests;
+  if (requests.empty()) {
+    std::set<int32_t> seen;
+    for (int i = 0; i < trace.passes(); ++i)
+      for (const PassRow& r : trace.read(i, /*data=*/false).info.rows) seen.insert(r.row.request);
+    return fmt::format("{} request{}   {} pass{}", seen.size(), seen.size() == 1 ? "" : "s",
+                       trace.passes(), trace.passes() == 1 ? "" : "es");
+  }
   std::string text = fmt::format("{} request{}:", requests.size(), requests.size() == 1 ? "" : "s");
   for (size_t i = 0; i < std::min(kNamedRequests, requests.size()); ++i) {
     const RequestInfo& r = requests[i];

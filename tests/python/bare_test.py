@@ -76,7 +76,9 @@ class Bare(InFolder):
         for more in ((), ("--points", "mlp.norm", "--layers", "2"), ("--passes",)):
             status, screen = self.run_it("inspect", self.path, *more)
             self.assertEqual(status, 0, screen)
-        self.assertIn(UNSEALED, self.run_it("inspect", self.path)[1])
+        screen = self.run_it("inspect", self.path)[1]
+        self.assertIn(UNSEALED, screen)
+        self.assertRegex(screen, r"\n[1-9] requests?   [1-9]")
 
     def test_the_axes_that_the_page_sends_to_are_seen(self):
         status, screen = self.run_it("points")

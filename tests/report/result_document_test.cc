@@ -372,6 +372,23 @@ TEST(ResultScreen, OfABugInEveryLayerNamesItOnce) {
   EXPECT_LT(lines_of(text).size(), 40u) << text;
 }
 
+TEST(ResultScreen, OfMissingTensorsNamesNoSizeAndNoStepThatCannotWork) {
+  Result r = result_of(6, kDense);
+  for (const char* name : {"attn.k", "attn.v", "attn.norm", "attn.q", "attn.o"})
+    for (const int layer : {2, 3})
+      r.findings.push_back({.node = {.place = {find_point(name), layer}},
+                            .verdict = Verdict::structural,
+                            .rule = "the tensor is missing"});
+  r.first = r.findings.front();
+  r.verdict = RunVerdict::diverged;
+  const std::string many = render_text(document_of(r, {.trace = "a.h5"}), {.width = 80});
+  EXPECT_NE(many.find("     also    in layer 3: 1 node\n"), std::string::npos) << many;
+  expect_line(many, "next     lockstep inspect a.h5   what the trace has");
+  std::erase_if(r.findings, [](const Finding& f) { return f.node.place.layer > 2; });
+  const std::string few = screen(r);
+  expect_line(few, "  2. layer 2 attn.v         1 of 7 nodes, the same");
+}
+
 TEST(ResultScreen, SaysWhatTheAxesAre) {
   Finding f{.node = {{&point("attn.kv"), 1}}, .position = 9, .index = {9, 1, 2, 7}};
   EXPECT_EQ(element_text(f), "position 9, V, kv head 2, dim 7");
