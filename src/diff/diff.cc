@@ -271,7 +271,7 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
     const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
                            x.tensor->dtype == y.tensor->dtype && input_bits_.equal(x, y, index);
     if (forbidden)
-      sums.forbid(row, "its inputs have the same bits, and by them it is exact",
+      sums.forbid(row, "its inputs have the same bits, so it must have too",
                   relative_of(x.numbers(), y.numbers()));
     count_same_inputs(x, y, index, sums);
     if (!row_of(point.op).makes_indices)
