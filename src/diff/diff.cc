@@ -156,7 +156,8 @@ DigestComparison::Rows Comparison::passes_of(const DiffSide& side) {
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
   result_.provenance_a = a.provenance, result_.provenance_b = b.provenance;
-  for (const Manifest* manifest : {&a, &b}) selection_.check_layers(manifest->graph.layers());
+  for (const Manifest* m : {&a, &b})
+    selection_.check_layers((m->graph_known ? m->graph : graph_).layers());
   if (!of_one_model(a, b))
     result_.structure.push_back(
         fmt::format("the models differ: {} and {}", text_of(a.graph), text_of(b.graph)));
@@ -271,7 +272,7 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
     const bool forbidden = !equal && point.node_class == NodeClass::exact && x.hash() && y.hash() &&
                            x.tensor->dtype == y.tensor->dtype && input_bits_.equal(x, y, index);
     if (forbidden)
-      sums.forbid(row, "its inputs have the same bits, and by them it is exact",
+      sums.forbid(row, "its inputs have the same bits, so it must have too",
                   relative_of(x.numbers(), y.numbers()));
     count_same_inputs(x, y, index, sums);
     if (!row_of(point.op).makes_indices)
@@ -282,11 +283,10 @@ void Comparison::compare_row(const ShownRow& x, const ShownRow& y, size_t index,
     if (told == Told::nothing && !forbidden && !(is_cache(index) && written_measured(row, index)))
       ++result_.unmeasured;
   }
+  if (!is_written(point)) return;
   const bool measured = told != Told::nothing;
-  if (is_written(point)) {
-    const auto [known, fresh] = measured_.try_emplace({index, a_.prefix(row)}, measured);
-    known->second = known->second && measured;
-  }
+  const auto [known, fresh] = measured_.try_emplace({index, a_.prefix(row)}, measured);
+  known->second = known->second && measured;
 }
 
 int64_t Comparison::rows_of(const ShownRow& shown, size_t index) const {

@@ -251,8 +251,11 @@ bool is_over_ranks(const Graph& graph) { return std::ranges::any_of(graph.places
 }  // namespace
 
 // Optional points, such as the rotary tables, may be shown by one of the two alone.
+// A bare trace shows some layers of a model that may have more.
 bool of_one_model(const Manifest& a, const Manifest& b) {
-  if (!a.graph_known || !b.graph_known) return a.graph.layers() == b.graph.layers();
+  if (!a.graph_known && !b.graph_known) return true;
+  if (!a.graph_known) return a.graph.layers() <= b.graph.layers();
+  if (!b.graph_known) return b.graph.layers() <= a.graph.layers();
   const bool ranks = is_over_ranks(a.graph), alike = ranks == is_over_ranks(b.graph);
   const auto wanted = [alike](const Place& place) {
     return !place.point->optional && (alike || !is_partial(place));
@@ -263,6 +266,8 @@ bool of_one_model(const Manifest& a, const Manifest& b) {
 }
 
 const Graph& compared_graph(const Manifest& a, const Manifest& b) {
+  if (!a.graph_known && !b.graph_known)
+    return a.graph.layers() < b.graph.layers() ? b.graph : a.graph;
   if (!a.graph_known) return b.graph;
   return b.graph_known && is_over_ranks(a.graph) && !is_over_ranks(b.graph) ? b.graph : a.graph;
 }

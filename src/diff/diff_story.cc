@@ -131,7 +131,7 @@ void conclude_of_noise(DiffResult& result) {
     return conclude(result, DiffResult::Verdict::inconclusive, bits + "; " + unknown);
   const char* of_digests = result.by_digest > 0 ? ", as far as digests tell" : "";
   conclude(result, DiffResult::Verdict::noise,
-           fmt::format("{}, none further apart than rounding makes them{}{}", bits, of_digests,
+           fmt::format("{}, none further apart than two right engines may be{}{}", bits, of_digests,
                        text_of_flips(result)));
 }
 

@@ -160,8 +160,8 @@ std::string effect_text(const Result& result) {
   if (differ > kFlips) flips += "; ...";
   // Where logits of a prompt's rows were recorded too, more choices were compared than tokens made.
   const bool more = result.logits && result.logits->compared > tokens;
-  const std::string all = more ? fmt::format("{} choices", result.logits->compared)
-                               : fmt::format("{} tokens", tokens);
+  const std::string all =
+      more ? fmt::format("{} choices", result.logits->compared) : fmt::format("{} tokens", tokens);
   std::string text = differ == 0 ? fmt::format("none of {} differs by it", all)
                                  : fmt::format("{} of {} differ{} by it{}", differ, all,
                                                differ == 1 ? "s" : "", flips);
@@ -241,10 +241,7 @@ std::string next_text(const Result& result, const NextSteps& steps) {
     say("lockstep run ... --confirm", "proves it by putting the op right");
   if (alone && result.first->verdict == Verdict::nonfinite)
     say("lockstep run ... --modes poison", "whether slots past a context are read");
-  // A tensor that is missing cannot be looked at, but the places that are there can.
-  if (!steps.trace.empty() && result.first->verdict == Verdict::structural)
-    say(fmt::format("lockstep inspect {}", shell_word(steps.trace)), "what the trace has");
-  else if (!steps.trace.empty())
+  if (!steps.trace.empty())
     say(fmt::format("lockstep inspect {} --point {}{}", shell_word(steps.trace), place.point->name,
                     place.layer < 0 ? "" : fmt::format(" --layer {}", place.layer)),
         "its numbers");

@@ -286,6 +286,28 @@ Pass recorded(const RankPass& told) {
   return pass;
 }
 
+// Held to each other alone, all may be wrong alike.
+void summarise_modes(Result& result, const Ledger& ledger, size_t modes) {
+  summarise(result, {.reason = ledger.main_reason()});
+  if (result.verdict != RunVerdict::clean) return;
+  result.story = fmt::format(
+      "{} nodes are alike in {} ways of serving; whether they are right was not judged, which "
+      "a run without --modes does",
+      result.judged, modes + 1);
+}
+
+// The requests as the base served them, with their texts to come.
+void add_requests(Result& result, const std::vector<Sequence>& served) {
+  for (const Sequence& sequence : served)
+    result.requests.push_back(
+        {.id = sequence.id,
+         .name = sequence.request.name,
+         .prompt = sequence.request.prompt,
+         .tokens = {sequence.tokens.begin() + std::ssize(sequence.request.prompt),
+                    sequence.tokens.end()},
+         .argmax = sequence.argmax});
+}
+
 }  // namespace
 
 std::span<const Mode> modes() { return kModes; }
@@ -363,21 +385,8 @@ Result run_modes(const ModesRun& run) {
   for (const Finding& finding : audited) ledger.stray(finding);
   Result result = ledger.result();
   result.provenance = run.provenance;
-  for (size_t i = 0; i < served.size(); ++i)
-    result.requests.push_back(
-        {.id = served[i].id,
-         .name = served[i].request.name,
-         .prompt = served[i].request.prompt,
-         .tokens = {served[i].tokens.begin() + std::ssize(served[i].request.prompt),
-                    served[i].tokens.end()},
-         .argmax = served[i].argmax});
-  summarise(result, {.reason = ledger.main_reason()});
-  // Held to each other alone, all may be wrong alike.
-  if (result.verdict == RunVerdict::clean)
-    result.story = fmt::format(
-        "{} nodes are alike in {} ways of serving; whether they are right was not judged, which "
-        "a run without --modes does",
-        result.judged, wanted.size() + 1);
+  add_requests(result, served);
+  summarise_modes(result, ledger, wanted.size());
   if (run.ranks) run.ranks->end(result);
   return result;
 }

@@ -47,6 +47,24 @@ TEST(Diff, APlaceOrARowThatOnlyOneHasIsCounted) {
   EXPECT_EQ(diff_of(less, run_of()).more_b, 2);
 }
 
+// A bare trace of which the last layer was not recorded is of the same model.
+TEST(DiffRows, TakesLayersThatABareTraceDoesNotShowForNotRecorded) {
+  FakeRun whole = run_of(), part = run_of();
+  const int last = part.manifest.graph.layers() - 1;
+  part.manifest.graph =
+      part.manifest.graph.restricted([&](const Place& place) { return place.layer != last; });
+  for (Pass& pass : part.passes)
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return t.layer == last; });
+  whole.manifest.graph_known = part.manifest.graph_known = false;
+  for (const bool first : {true, false}) {
+    const DiffResult r = first ? diff_of(part, whole) : diff_of(whole, part);
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
+    EXPECT_GT(first ? r.only_b : r.only_a, 0) << "and what one of them lacks is counted";
+  }
+  part.manifest.graph_known = true;  // by its own word it has fewer
+  EXPECT_FALSE(of_one_model(whole.manifest, part.manifest));
+}
+
 // What attention read is a fact of the pass, as no other row's being shown is.
 TEST(Diff, ARowOfTheCacheThatOnlyOneReadsIsDifferentInKind) {
   for (const bool last : {false, true}) {
