@@ -283,26 +283,39 @@ void Judge::State::note_facts(bool complete) {
   if (!complete) ledger.note("the trace is incomplete");
 }
 
+// Lacking tensors, tokens and draws: all that is known only when no pass follows.
+DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
+    const std::vector<RequestInfo>& requests) {
+  // A finding about what the run does not show, or of a row that a pass should not have, stands by
+  // itself.
+  const auto regrade = [&](const Finding& finding) {
+    if (!ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request,
+                        finding))
+      ledger.stray(finding);
+  };
+  for (const Finding& finding : unrecorded)
+    if (op_judge.has_seen(*finding.node.place.point)) regrade(finding);
+  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
+  for (const Finding& finding : wrong_top_logits) {
+    regrade(finding);
+    // A choice differs by the op that made it where its logits have nothing wrong behind them.
+    if (*finding.node.place.point == point("token"))
+      logits.lead_back(finding.node.request, {{finding.node.request, finding.position}}, "token");
+  }
+  DrawReplay::Outcome drawn = draws.outcome(requests);
+  for (const Finding& finding : drawn.findings) regrade(finding);
+  return drawn;
+}
+
 // In this order: contracts, passes that waited for them, what only the end shows (tokens, draws,
 // pools of nodes), notes, and the story. Each step may add findings that the next ones count.
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
-  const auto regrade = [&](const Finding& finding) {
-    ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request, finding);
-  };
   op_judge.decide_contracts(ledger.places());
   for (Judged& judged : waiting) {
     settle(judged);
     end(judged);
   }
-  for (const Finding& finding : unrecorded)
-    if (op_judge.has_seen(*finding.node.place.point)) regrade(finding);
-  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
-  for (const Finding& finding : wrong_top_logits)
-    if (!ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request,
-                        finding))
-      ledger.stray(finding);  // of a row that the pass should not have
-  const DrawReplay::Outcome drawn = draws.outcome(requests);
-  for (const Finding& finding : drawn.findings) regrade(finding);
+  const DrawReplay::Outcome drawn = enter_what_the_end_shows(requests);
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   for (const Point& point : kPoints) judge_point(point);
   judge_contracts();

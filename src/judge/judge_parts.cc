@@ -271,15 +271,23 @@ void Judge::State::end_pass(const Pass& shown) {
   const Pass& pass = work->narrow ? *work->narrow : shown;
   flow.end(pass);
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });
-  for (Finding& finding : top_logits_findings(pass))
-    if (options.selection.has(*finding.node.place.point, -1) &&
-        options.selection.has(Row{finding.node.request, finding.position}))
-      wrong_top_logits.push_back(std::move(finding));
+  const auto keep = [this](std::vector<Finding> findings, const Point& asked) {
+    for (Finding& finding : findings)
+      if (options.selection.has(asked, -1) &&
+          options.selection.has(Row{finding.node.request, finding.position}))
+        wrong_top_logits.push_back(std::move(finding));
+  };
+  for (Finding& finding : top_logits_findings(pass)) {
+    const Point& at = *finding.node.place.point;
+    keep({std::move(finding)}, at);
+  }
+  keep(wrong_choices(pass), point("logits"));  // which show them, though token was left out
   const auto logits_of = [](const Pass& of) { return of.find(point("logits"), -1); };
   const auto of_model = [&](const std::unique_ptr<ModelPass>& model) {
     return model ? logits_of(model->pass()) : nullptr;
   };
-  logits.add(pass.info.pass, logits_of(pass), of_model(work->exact), of_model(work->rounded));
+  logits.add(pass.info.pass, logits_of(pass), of_model(work->exact), of_model(work->rounded),
+             pass.logits);
   for (ReferenceModel* model : {exact, rounded})
     if (model) model->follow({});
   if (undeclared)

@@ -74,6 +74,7 @@ struct Judge::State {
   void end_pass(const Pass& pass);
   bool has_next_part(const Pass& so_far) const;
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
+  DrawReplay::Outcome enter_what_the_end_shows(const std::vector<RequestInfo>& requests);
 
   void find_parts();
   size_t part_of(const Place& place) const;

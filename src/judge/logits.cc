@@ -111,7 +111,7 @@ LogitsSummary::KlPercentiles percentiles_of(std::vector<double> divergences) {
 }  // namespace
 
 void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
-                           const RecordedTensor* rounded) {
+                           const RecordedTensor* rounded, std::span<const TopLogits> best) {
   if (!got) return;
   const auto finite = [](double x) { return std::isfinite(x); };
   for (const Row& row : got->rows) {
@@ -128,28 +128,33 @@ void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const Record
       continue;
     if (!std::ranges::all_of(values[1], finite) || !std::ranges::all_of(values[2], finite))
       continue;
+    const auto said = std::ranges::find(best, row, &TopLogits::row);
+    const bool known =
+        said != best.end() && said->chosen >= 0 && said->chosen < std::ssize(values[0]);
+    const int32_t engine = known ? said->chosen : argmax(values[0]);
     if (std::ranges::all_of(values[0], finite))
-      add_row(pass, row, values[0], values[1], values[2]);
+      add_row(pass, row, engine, values[0], values[1], values[2]);
     else
-      add_no_numbers(pass, row, values[0], values[1]);
+      add_no_numbers(pass, row, engine, values[1]);
   }
 }
 
 // Rounding explains no choice among what is no number.
-void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, std::span<const double> got,
+void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, int32_t engine,
                                       std::span<const double> exact) {
   summary_.max_abs = std::numeric_limits<double>::quiet_NaN();
   if (summary_.unexplained_flips++ == 0) unexplained_ = {.row = row, .pass = pass};
   if (summary_.compared++ == summary_.argmax_equal) first_flip_ = {.row = row, .pass = pass};
-  flips_[row.request].push_back({row.position, argmax(got), argmax(exact),
-                                 std::numeric_limits<double>::infinity(), false, ""});
+  flips_[row.request].push_back(
+      {row.position, engine, argmax(exact), std::numeric_limits<double>::infinity(), false, ""});
 }
 
 // A flip is explained when the fp64 model preferred its token by less than rounding moves a
 // difference of two logits: sqrt(2) times the noise, which is how far the rounded model lies from
 // the exact one among the largest logits.
-void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const double> got,
-                               std::span<const double> exact, std::span<const double> rounded) {
+void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
+                               std::span<const double> got, std::span<const double> exact,
+                               std::span<const double> rounded) {
   for (size_t i = 0; i < got.size(); ++i)
     if (!std::isnan(summary_.max_abs))
       summary_.max_abs = std::max(summary_.max_abs, std::fabs(got[i] - exact[i]));
@@ -162,7 +167,7 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
     largest_kl_ = kl;
     divergent_ = {.row = row, .pass = pass};
   }
-  const int32_t reference = argmax(exact), engine = argmax(got);
+  const int32_t reference = argmax(exact);
   const double unit = ulp(exact[reference], dtype_);
   const double margin = (exact[reference] - second_best(exact, reference)) / unit;
   summary_.least_margin_ulp = numbers_ == 1 ? margin : std::min(summary_.least_margin_ulp, margin);
@@ -175,7 +180,9 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
     ++summary_.argmax_equal;
     return;
   }
-  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off);
+  // Rounding moves logits, and does not choose among them.
+  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off) &&
+                         got[engine] == *std::ranges::max_element(got);
   // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
@@ -186,7 +193,8 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, std::span<const dou
 void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
                                  const std::string& finding) {
   for (Flip& flip : flips_[request])
-    if (std::ranges::count(rows, Row{request, flip.position}) > 0) flip.ancestor = finding;
+    if (flip.ancestor.empty() && std::ranges::count(rows, Row{request, flip.position}) > 0)
+      flip.ancestor = finding;
 }
 
 std::vector<LogitsComparison::Doubt> LogitsComparison::doubts() const {

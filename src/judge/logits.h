@@ -13,7 +13,7 @@ namespace lockstep {
 // Compares the engine's logits with those of the model in fp64, row by row. A choice that differs
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
 // over its 50 best of (the model in the run's dtype - the model in fp64): both candidates then lie
-// within what correct rounding moves them.
+// within what correct rounding moves them. One that is not the largest of its own row is not.
 //
 // Choices that differ are expected too: a candidate that is m below the best wins by rounding alone
 // with a chance of Q(m / (sqrt(2) s)), Q the tail of a normal distribution. Their sum over the
@@ -32,14 +32,16 @@ class LogitsComparison {
 
   // Rows that `exact` or `rounded` lack, that were kept as digests, or in which one of these two is
   // no number are left out. Where `got` is none, its choice is explained by nothing. Tensors are
-  // [rows, vocab] on the CPU, of any float dtype; they are compared in fp64.
+  // [rows, vocab] on the CPU, of any float dtype; they are compared in fp64. The engine's choice is
+  // what `best` says was chosen of a row, and where it says nothing the largest of `got`.
   void add(int32_t pass, const RecordedTensor* got, const RecordedTensor* exact,
-           const RecordedTensor* rounded);
+           const RecordedTensor* rounded, std::span<const TopLogits> best = {});
 
   std::optional<LogitsSummary> summary() const;  // nothing when no row was compared
   std::vector<Flip> flips(int32_t request) const;
   std::vector<Margin> margins(int32_t request) const;  // in the order in which rows came
-  // Says from which finding the request's choices of this pass that differ stem.
+  // Says from which finding the request's choices at these rows that differ stem, of which nobody
+  // has said so yet.
   void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
   //   flips  choices that differ and are not explained (limit 0), or all of them, of which a sum of
   //          as many rare chances is over its limit with a chance of 1e-6 (Poisson's tail, which is
@@ -49,10 +51,9 @@ class LogitsComparison {
   std::vector<Doubt> doubts() const;
 
  private:
-  void add_row(int32_t pass, const Row& row, std::span<const double> got,
+  void add_row(int32_t pass, const Row& row, int32_t engine, std::span<const double> got,
                std::span<const double> exact, std::span<const double> rounded);
-  void add_no_numbers(int32_t pass, const Row& row, std::span<const double> got,
-                      std::span<const double> exact);
+  void add_no_numbers(int32_t pass, const Row& row, int32_t engine, std::span<const double> exact);
 
   DType dtype_;
   LogitsSummary summary_;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -29,6 +30,14 @@ uint64_t text_of_prompt(const RequestInfo& info) {
   uint64_t text = kNoText;
   for (const int32_t token : info.prompt) text = text_with(text, token);
   return text;
+}
+
+// The tokens whose logits are as large as the largest, that one included.
+std::vector<int32_t> ties_of(const TopLogits& top) {
+  std::vector<int32_t> ties;
+  for (size_t j = 0; j < top.ids.size(); ++j)
+    if (top.values[j] == top.values[0]) ties.push_back(top.ids[j]);
+  return ties;
 }
 
 }  // namespace
@@ -97,18 +106,40 @@ void TokenFlow::end(const Pass& pass) {
       logits && logits->shape.rank() == 2)
     vocabulary_ = std::max(vocabulary_, logits->shape[1]);
   const RecordedTensor* tokens = pass.find(point("token"), -1);
-  if (!tokens || tokens->dtype != DType::i32 || tokens->data.view().empty()) return;
-  for (size_t i = 0; i < tokens->rows.size(); ++i) {
+  const bool seen = tokens && tokens->dtype == DType::i32 && !tokens->data.view().empty();
+  for (size_t i = 0; seen && i < tokens->rows.size(); ++i) {
     const Row& row = tokens->rows[i];
-    const auto token = static_cast<int32_t>(value_at(tokens->data, i));
-    Chosen& chosen = chosen_[{row.request, row.position}];
-    chosen = {token, pass.info.pass, {}};
+    Chosen chosen{static_cast<int32_t>(value_at(tokens->data, i)), pass.info.pass, {}};
     for (const TopLogits& top : pass.logits)
-      for (size_t j = 0; top.row == row && j < top.ids.size(); ++j)
-        if (top.values[j] == top.values[0] && top.ids[j] != token)
-          chosen.ties.push_back(top.ids[j]);
-    chosen_by_text_.emplace(text_at(row.request, row.position), token);
+      if (top.row == row) chosen.ties = ties_of(top);
+    choose(row, std::move(chosen));
   }
+  if (seen) return;
+  for (const TopLogits& top : pass.logits)
+    if (std::optional<Chosen> chosen = choice_of(top, pass.info.pass))
+      choose(top.row, *std::move(chosen));
+}
+
+bool TokenFlow::Chosen::may_be(int32_t other) const {
+  return other == token || std::ranges::count(ties, other) > 0;
+}
+
+std::optional<TokenFlow::Chosen> TokenFlow::choice_of(const TopLogits& top, int32_t pass) {
+  if (top.chosen >= 0) return Chosen{top.chosen, pass, ties_of(top)};
+  Chosen chosen{-1, pass, ties_of(top), /*seen=*/false};
+  // Where all that were kept are as large, so may be others.
+  const bool open = std::ssize(chosen.ties) == kTopLogits;
+  if (top.ids.empty() || std::isnan(top.values[0]) || open) return {};
+  chosen.token = top.ids[0];
+  return chosen;
+}
+
+void TokenFlow::choose(const Row& row, Chosen chosen) {
+  const uint64_t text = text_at(row.request, row.position);
+  chosen_by_text_.emplace(text, chosen.token);
+  if (!chosen.seen)
+    for (const int32_t tie : chosen.ties) chosen_by_text_.emplace(text, tie);
+  chosen_[{row.request, row.position}] = std::move(chosen);
 }
 
 void TokenFlow::check_order(const NodeRows& node, NodeOutcome& outcome) const {
@@ -148,8 +179,13 @@ void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
     wanted = info.forced[p - prompt];
     from = "was forced";
   } else if (!info.sampled && own != chosen_.end()) {
-    wanted = own->second.token;
-    from = fmt::format("position {} chose", fed.position - 1);
+    const Chosen& chosen = own->second;
+    // A choice that nobody saw is judged by what the request says of it, where it says anything.
+    const bool named = p - prompt < info.argmax.size() && info.argmax[p - prompt] == fed.token;
+    const bool fits = !chosen.seen && (named || chosen.may_be(fed.token));
+    wanted = fits ? fed.token : chosen.token;
+    from = chosen.seen ? fmt::format("position {} chose", fed.position - 1)
+                       : fmt::format("position {} has the largest logit at", fed.position - 1);
   } else if (!info.sampled && other) {
     wanted = other;
     from = "who had the same tokens chose";
@@ -174,30 +210,32 @@ void TokenFlow::judge_choice(const RequestInfo& info, size_t i,
   const auto position = static_cast<int32_t>(info.prompt.size() + i) - 1;
   const auto chosen = chosen_.find({info.id, position});
   if (chosen == chosen_.end()) return;
-  const auto& [token, pass, ties] = chosen->second;
-  const auto other = [&token = token, &ties = ties](int32_t named) {
-    return named != token && std::ranges::count(ties, named) == 0;
-  };
+  const Chosen& choice = chosen->second;
+  const auto other = [&choice](int32_t named) { return !choice.may_be(named); };
   const auto none = [this](int32_t named) {
     return vocabulary_ > 0 && (named < 0 || named >= vocabulary_);
   };
   std::string rule;
+  const std::string found =
+      choice.seen ? fmt::format("token {} was chosen", choice.token)
+                  : fmt::format("the largest logit is that of token {}", choice.token);
   // A token that was fed is judged where it was fed.
   const bool last = text_at(info.id, position + 1) == 0;
   if (i < info.tokens.size() && none(info.tokens[i]))
     rule = fmt::format("the request names token {}, which is none of the {} of the vocabulary",
                        info.tokens[i], vocabulary_);
   else if (i < info.argmax.size() && other(info.argmax[i]))
-    rule = fmt::format("token {} was chosen, but the request names {} as the most likely one",
-                       token, info.argmax[i]);
+    rule =
+        fmt::format("{}, but the request names {} as the most likely one", found, info.argmax[i]);
   else if (last && i < info.tokens.size() && i >= info.forced.size() && !info.sampled &&
            other(info.tokens[i]))
-    rule = fmt::format("token {} was chosen, but the request names {}", token, info.tokens[i]);
+    rule = fmt::format("{}, but the request names {}", found, info.tokens[i]);
   if (!rule.empty())
-    findings.push_back({.node = {.place = {&point("token"), -1}, .pass = pass, .request = info.id},
-                        .position = position,
-                        .verdict = Verdict::structural,
-                        .rule = std::move(rule)});
+    findings.push_back(
+        {.node = {.place = {&point("token"), -1}, .pass = choice.pass, .request = info.id},
+         .position = position,
+         .verdict = Verdict::structural,
+         .rule = std::move(rule)});
 }
 
 void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const {
@@ -208,8 +246,8 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
     const int32_t position = at->first.second;
     const size_t i = position - first;
     const bool likely = i < info.tokens.size();
-    // A trace may leave out which ones were the most likely.
-    if (likely && (i < info.argmax.size() || info.argmax.empty())) continue;
+    // A trace may leave out which ones were the most likely, and the last choice if nobody saw it.
+    if (!at->second.seen || (likely && (i < info.argmax.size() || info.argmax.empty()))) continue;
     findings.push_back(
         {.node = {.place = {&point("token"), -1}, .pass = at->second.pass, .request = info.id},
          .position = position,

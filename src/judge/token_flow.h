@@ -54,7 +54,12 @@ class TokenFlow {
   struct Chosen {
     int32_t token, pass;
     std::vector<int32_t> ties;  // whose logits are as large
+    bool seen = true;           // false: nobody recorded the choice, and this has the largest logit
+    bool may_be(int32_t other) const;
   };
+  // The choice that a row of logits names, or else the largest of them.
+  static std::optional<Chosen> choice_of(const TopLogits& top, int32_t pass);
+  void choose(const Row& row, Chosen chosen);
   void put(int32_t request, int32_t position, int32_t token);
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;

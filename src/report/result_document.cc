@@ -141,15 +141,17 @@ std::string token_text(int32_t id, const std::string& text) {
   return text.empty() ? std::to_string(id) : in_quotes(text);
 }
 
-// The tokens that differ because of the ops that are wrong.
+// The tokens that differ because of the ops that are wrong. Those that may differ without them are
+// only counted.
 std::string effect_text(const Result& result) {
-  int64_t tokens = 0, differ = 0;
+  int64_t tokens = 0, differ = 0, may = 0;
   std::string flips;
   for (const RequestResult& request : result.requests) {
     tokens += std::ssize(request.tokens);
-    // A flip without an ancestor is not the doing of a wrong op.
     for (const Flip& flip : request.flips) {
-      if (flip.ancestor.empty() || ++differ > kFlips) continue;
+      if (flip.explained) ++may;
+      // A flip without an ancestor is not the doing of a wrong op.
+      if (flip.explained || flip.ancestor.empty() || ++differ > kFlips) continue;
       flips += fmt::format("{}request {}, position {}, {} for {}", flips.empty() ? ": " : "; ",
                            request.id, flip.position, token_text(flip.engine, flip.engine_text),
                            token_text(flip.reference, flip.reference_text));
@@ -159,6 +161,7 @@ std::string effect_text(const Result& result) {
   std::string text = differ == 0 ? fmt::format("none of {} tokens differs by it", tokens)
                                  : fmt::format("{} of {} tokens differ{} by it{}", differ, tokens,
                                                differ == 1 ? "s" : "", flips);
+  if (may > 0) text += fmt::format("; {} differ{} as rounding allows", may, may == 1 ? "s" : "");
   return joined("\n", text, result.logits ? divergence_text(*result.logits, result) : "");
 }
 

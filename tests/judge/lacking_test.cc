@@ -85,6 +85,76 @@ TEST_F(JudgeTest, WhatARequestNamesMustBeAllThatWasChosen) {
   EXPECT_EQ(judged(run).verdict, RunVerdict::clean) << "and say nothing of what it became";
 }
 
+const JudgeOptions kLogitsAlone{.selection = {"logits", "", "", ""}};
+
+// The last choice of request 0 made another one, which the request names as the engine's.
+FakeRun with_another_choice(FakeRun run) {
+  Pass& pass = run.passes[2];
+  RequestInfo& request = run.requests[0];
+  const int32_t other = pass.logits[0].ids.back();
+  for (RecordedTensor& tensor : pass.tensors)
+    if (tensor.point->name == "token") tensor.data.as<int32_t>()[0] = other;
+  pass.logits[0].chosen = request.tokens[2] = request.argmax[2] = other;
+  return run;
+}
+
+// As an engine's trace has it of which nobody recorded the choices.
+FakeRun without_choices(FakeRun run) {
+  for (Pass& pass : run.passes) {
+    std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point->name == "token"; });
+    for (TopLogits& top : pass.logits) top.chosen = -1;
+  }
+  return run;
+}
+
+TEST_F(JudgeTest, AChoiceIsHeldToLogitsThoughTheOpThatMadeItWasLeftOut) {
+  const FakeRun run = with_another_choice(clean());
+  const Result result = judged(run, true, kLogitsAlone);
+  expect_first(result, "token", 2, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("was chosen, where the largest logit is that of token"),
+            std::string::npos)
+      << result.story;
+  EXPECT_EQ(result.findings.size(), 1u);
+  const std::vector<Flip>& flips = result.requests[0].flips;
+  ASSERT_FALSE(flips.empty());
+  EXPECT_EQ(flips.back().engine, run.requests[0].tokens[2]);
+  EXPECT_EQ(flips.back().ancestor, "token");
+  const Result before = judged(clean(), true, kLogitsAlone);
+  EXPECT_EQ(before.verdict, RunVerdict::clean);
+  EXPECT_EQ(result.logits->argmax_equal + 1, before.logits->argmax_equal);
+}
+
+TEST_F(JudgeTest, AChoiceThatNobodySawIsTheLargestLogit) {
+  EXPECT_EQ(judged(without_choices(clean()), true, kLogitsAlone).verdict, RunVerdict::clean);
+  FakeRun run = without_choices(with_another_choice(clean()));
+  expect_first(judged(run, true, kLogitsAlone), "token", 2, 0, Verdict::structural);
+  // As large as the largest, and so the choice of an engine as well as that one.
+  TopLogits& top = run.passes[2].logits[0];
+  std::ranges::fill(top.values, top.values[0]);
+  for (const Finding& finding : judged(run, true, kLogitsAlone).findings)
+    EXPECT_NE(text_of(finding.node.place), "token") << finding.rule;
+
+  run = without_choices(clean());
+  int32_t& fed = run.passes[1].info.rows[0].token;
+  fed = run.requests[0].tokens[0] = run.passes[0].logits[0].ids.back();
+  const Result result = judged(run, true, kLogitsAlone);
+  expect_first(result, "embed", 1, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("was fed, but position 12 has the largest logit at token"),
+            std::string::npos)
+      << result.story;
+  run.requests[0].sampled = true;
+  EXPECT_TRUE(judged(run, true, kLogitsAlone).findings.empty()) << "it was drawn";
+}
+
+TEST_F(JudgeTest, ATokenThatNobodyChoseIsFoundThoughTheOpThatReadItWasLeftOut) {
+  FakeRun run = clean();
+  int32_t& fed = run.passes[2].info.rows[0].token;
+  fed = fed == 0 ? 1 : fed - 1;
+  const Result result = judged(run, true, {.selection = {"logits,token", "", "", ""}});
+  expect_first(result, "embed", 2, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("was fed, but position 13 chose"), std::string::npos) << result.story;
+}
+
 // What was asked for and what was judged are counted against each other.
 TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
   const auto expect_doubt = [&](const std::string& why, auto change) {

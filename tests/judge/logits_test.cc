@@ -45,6 +45,23 @@ TEST(Logits, LeaveOutTheRowsAloneThatAModelLacks) {
   EXPECT_DOUBLE_EQ(c.summary()->max_abs, 0.5);
 }
 
+// However little the fp64 model prefers another one.
+TEST(Logits, AChoiceThatIsNotTheLargestOfItsRowIsNotOneOfRounding) {
+  const RecordedTensor exact = logits({1, 3, 2.99}), rounded = logits({1, 3, 3});
+  const RecordedTensor got = logits({1, 3, 2.98});
+  for (const int32_t chosen : {1, 2, -1}) {
+    LogitsComparison c(DType::bf16);
+    const TopLogits best[] = {{.row = {0, 4}, .ids = {1}, .values = {3}, .chosen = chosen}};
+    c.add(0, &got, &exact, &rounded, best);
+    EXPECT_EQ(c.summary()->argmax_equal, chosen == 2 ? 0 : 1) << chosen;
+    EXPECT_EQ(c.summary()->unexplained_flips, chosen == 2 ? 1 : 0) << chosen;
+  }
+  LogitsComparison moved(DType::bf16);
+  const RecordedTensor largest = logits({1, 3, 3.01});
+  moved.add(0, &largest, &exact, &rounded);
+  EXPECT_EQ(moved.summary()->explained_flips, 1);
+}
+
 TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
   const RecordedTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
   LogitsComparison c(DType::f32);

@@ -159,6 +159,12 @@ TEST(ResultScreen, ShowsABugInItsPlaceAndSaysWhatItDid) {
             "diverged: layer 3 attn.q_rope introduces the first error (2 ops wrong of 110)");
 }
 
+TEST(ResultScreen, SaysOfNoTokenThatABugChangedItWhereRoundingMayHave) {
+  Result r = rope_bug();
+  r.requests[1].flips[0].explained = true;
+  expect_line(screen(r), "effect   none of 7 tokens differs by it; 1 differs as rounding allows");
+}
+
 // Nobody is said to have made an error that another op of its region may have made, nor a NaN that
 // was handed to it.
 TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
