@@ -17,6 +17,7 @@ class LayerWatch final : public Sink {
   LayerWatch(Sink& sink, Says says) : sink_(sink), says_(std::move(says)) {}
 
   bool wants(const Point& point, int layer) const override { return sink_.wants(point, layer); }
+  bool on_device() const override { return sink_.on_device(); }
   bool writes() const override { return sink_.writes(); }
   void begin(const PassInfo& pass) override {
     last_ = -1;

@@ -68,7 +68,13 @@ TensorView to_view(const at::Tensor& tensor) {
         "a contiguous tensor in host memory was wanted, found strides or another device: copy {} "
         "first",
         shape_of(tensor).text());
-  return {tensor.data_ptr(), dtype_of(tensor.scalar_type()), Device::cpu, shape_of(tensor)};
+  return to_view_there(tensor);
+}
+
+TensorView to_view_there(const at::Tensor& tensor) {
+  const Device device =
+      tensor.is_cpu() ? Device::cpu : Device{DeviceKind::cuda, tensor.device().index()};
+  return {tensor.data_ptr(), dtype_of(tensor.scalar_type()), device, shape_of(tensor)};
 }
 
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {

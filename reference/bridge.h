@@ -20,6 +20,8 @@ at::Tensor to_torch(const TensorView& view);
 // A contiguous tensor's memory as this project sees it; `tensor` must outlive the view. Throws
 // Error for a tensor with strides, or on a device.
 TensorView to_view(const at::Tensor& tensor);
+// The same, or of a device's, for whoever does not look into it.
+TensorView to_view_there(const at::Tensor& tensor);
 
 // In another dtype: widening is exact, narrowing rounds to nearest even. The tensor itself when it
 // has that dtype already. NaN and Inf stay what they are.

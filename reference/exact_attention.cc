@@ -98,8 +98,13 @@ bool has_ties(RoundingContract contract) {
   return rounds_scores(contract) || rounds_query(contract);
 }
 
-// 1 / sqrt(head_dim), the only scale that these models have.
-double scale_of(const at::Tensor& q) { return 1 / std::sqrt(q.size(-1)); }
+// The factor of products of queries and keys: 1 / sqrt(head_dim), the only scale that
+// these models have, or nothing where the query has been before it was stored. It is not taken out
+// of such a query again: the products of stored numbers are exact in fp64, so that a score that
+// lies halfway between two numbers does so whatever the order of the sum.
+double scale_of(int64_t head_dim, RoundingContract contract) {
+  return scales_query(contract) ? 1 : 1 / std::sqrt(head_dim);
+}
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
 // [.., queries, dim]. It makes tensors of all keys by all dims: of all heads and queries at once
@@ -178,7 +183,7 @@ void round_weights(Weights& w, const at::Tensor& most, const at::Tensor& usual, 
 // undefined. All [.., keys].
 Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Tensor& hidden,
                    int64_t head_dim, const AttentionCall& call) {
-  const double scale = 1 / std::sqrt(head_dim);
+  const double scale = scale_of(head_dim, call.contract);
   const double never = -std::numeric_limits<double>::infinity();
   const auto softmax = [&](const at::Tensor& scores) {
     return at::softmax(hidden.defined() ? scores.masked_fill(hidden, never) : scores, -1);
@@ -197,22 +202,20 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   }
   if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
 
-  const Grid grid = Grid::of(call.dtype);
   // A query that was scaled before leaves nothing to do after the product, and no rounding.
-  const double after = scales_query(call.contract) ? 1 : scale;
-  const at::Tensor stored = raw * (scale / after), product = grid.rounded(stored);
+  const Grid grid = Grid::of(call.dtype);
+  const at::Tensor product = grid.rounded(raw);
   if (!call.for_budget) {
-    const at::Tensor p = softmax(grid.rounded(product * after));
+    const at::Tensor p = softmax(grid.rounded(product * scale));
     return {.p = stores_weights(call.contract) ? grid.rounded(p) : p};
   }
-  const at::Tensor size = sizes * (scale / after);
   const NearTies of_product =
-      near_ties(stored, size * (kLambda * std::sqrt(width) * u), size * (walk_of(width) * u), grid);
-  const at::Tensor scaled = product * after, scores = grid.rounded(scaled);
+      near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
+  const at::Tensor scaled = product * scale, scores = grid.rounded(scaled);
   const NearTies of_scaled = near_ties(scaled, scaled.abs() * (2 * u), scaled.abs() * u, grid);
   Weights w{.p = softmax(scores)};
   // A product that is rounded the other way may round its scaled score the other way too.
-  at::Tensor move = of_product.step * after + of_scaled.step;
+  at::Tensor move = of_product.step * scale + of_scaled.step;
   if (!scales_query(call.contract))
     move = move +
            at::where(of_product.step > 0, grid.spacing(scaled), at::zeros({}, scaled.options()));
@@ -230,9 +233,9 @@ at::Tensor rounded_sums(const at::Tensor& p, const at::Tensor& v) {
   std::vector<at::Tensor> heads;
   for (int64_t h = 0; h < p.size(0); ++h) {
     const at::Tensor of_keys = p[h].unsqueeze(-1);
-    const at::Tensor sums = at::cumsum(of_keys * v[h], -2) * (of_keys > 0);
-    // 2^-25: half the least number of fp16.
-    heads.push_back((u * sums).square().add(0x1p-50).sum(-2));
+    const at::Tensor sums = at::cumsum(of_keys * v[h], -2);
+    // 2^-25: half the least number of fp16. A hidden key adds nothing, however many are beside it.
+    heads.push_back(((u * sums).square().add(0x1p-50) * (of_keys > 0)).sum(-2));
   }
   return at::stack(heads);
 }
@@ -297,7 +300,7 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& seen, const Attent
   const at::Tensor sizes = at::bmm(q.abs(), seen.k_size.transpose(1, 2));
   const Weights w = weights_of(raw, sizes, {}, q.size(-1), call);
   Attended result = attend(w, seen.v, seen.v_size, seen.v_squared, call.contract);
-  result.score = sizes.amax(-1) * scale_of(q);
+  result.score = sizes.amax(-1) * scale_of(q.size(-1), call.contract);
   result.spread = at::empty_like(result.out);
   if (q.is_cpu())
     sum_spread(w.p, seen.v, result.out, result.spread);
@@ -336,7 +339,7 @@ Attended attend_masked(const at::Tensor& q, const KeysWithSizes& part, const at:
   }
   Attended shaped;
   shaped.visit(result, [&](at::Tensor& to, const at::Tensor& from) { to = by_query(from); });
-  shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q);
+  shaped.score = sizes.masked_fill(hidden, 0).amax(-1) * scale_of(q.size(-1), call.contract);
   if (!q.is_cpu()) shaped.spread = by_heads(by_head, part.v, shaped.out, spread_of);
   if (rounds_weights(call.contract))
     shaped.overlap = by_heads(by_head, part.v, shaped.weighted_squares, overlap_of);
@@ -435,12 +438,10 @@ void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 
 Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                       const std::vector<KeyRange>& seen, const AttentionCall& call) {
-  const double scale = scale_of(query);
   const Grid fp16 = Grid::of(DType::f16);
   at::Tensor q = query, k = keys, v = values;
   if (scales_query(call.contract))
-    // Divided again, since weights_of() scales every query.
-    q = Grid::of(call.dtype).rounded(query * scale) / scale;
+    q = Grid::of(call.dtype).rounded(query * (1 / std::sqrt(query.size(-1))));
   if (rounds_query(call.contract)) q = fp16.rounded(query);
   if (rounds_cache(call.contract)) k = fp16.rounded(keys), v = fp16.rounded(values);
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };

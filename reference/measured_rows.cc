@@ -1,7 +1,7 @@
 // Budgets, then the sums of rows, heads and columns, an op of LibTorch a step over all rows at
-// once: what src/judge/ops, budget_loops.cc and src/stats/row_loops.cc make of one element after
-// the other. Where a row has an element that is not plain or comes near its budget nothing is said,
-// and the judge looks at each.
+// once: what budget_loops.cc of src/judge and row_loops.cc and error_sums.cc of src/stats make of
+// one element after the other. Where a row has an element that is not plain or comes near its
+// budget nothing is said, and the judge looks at each.
 #include "reference/measured_rows.h"
 
 #include <ATen/TensorOperators.h>
@@ -12,126 +12,26 @@
 #include <ATen/ops/signbit.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "reference/bridge.h"
-#include "src/judge/contracts.h"
+#include "reference/own_errors.h"
 #include "src/stats/distant_rows.h"
 #include "src/stats/roundoff.h"
 
 namespace lockstep {
 namespace {
 
-constexpr double kUnit = kAccumulatorRoundoff;
 // Nearer to its budget another rounding of the quotient may decide.
 constexpr double kSurelyWithin = 1 - 0x1p-40;
-
-// The error before the last rounding (JudgedOp::InnerError), in the shape of the result.
-struct OwnErrors {
-  at::Tensor limit, variance;
-  at::Tensor shared;  // undefined: none
-};
-
-// Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
-at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
-  return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
-      .to(like.device(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-// The formulas of the files in src/judge/ops that are named as the op, with the reasons for them,
-// are these; a test holds the two together, element by element. What is one number a row is made on
-// the host, so that it is the same number.
-OwnErrors errors_of_sum(const Exact& e) {
-  const auto n = static_cast<double>(e.terms);
-  const at::Tensor size = kUnit * tensor_of(e.magnitude);
-  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}};
-}
-
-// Rows of one scale: a head's, of the norms of queries and keys.
-OwnErrors errors_of_norm(const Exact& e) {
-  const at::Tensor size = kUnit * tensor_of(e.want).abs();
-  const auto n = static_cast<double>(e.terms);
-  const double walk = walk_of(n) / 2 + 3;
-  at::Tensor of_rows = walk * size;
-  if (!e.serial_error.empty()) {
-    std::vector<double> deviations;
-    for (const double error : e.serial_error) deviations.push_back(std::hypot(walk, error / 2));
-    of_rows = column_of(deviations, size) * size.reshape({std::ssize(deviations), -1});
-  }
-  const at::Tensor shared = of_rows.square();
-  return {(kLambda * std::sqrt(n) / 2 + 8) * size, shared, shared};
-}
-
-OwnErrors errors_of_rope(const Exact& e) {
-  const at::Tensor size = tensor_of(e.want).abs(), turned = tensor_of(e.turned);
-  const at::Tensor most = 4 * tensor_of(e.angle) * kUnit;
-  const at::Tensor square = 3 * (tensor_of(e.angle) * kUnit).square();
-  return {4 * kUnit * tensor_of(e.magnitude) + (most * turned + most.square() / 2 * size),
-          (0.85 * kUnit * tensor_of(e.x1c_x2s)).square() +
-              (square * turned.square() + 0.75 * (square * size).square()),
-          {}};
-}
-
-OwnErrors errors_of_silu_mul(const Exact& e) {
-  const at::Tensor size = kUnit * tensor_of(e.want).abs(), of_sigmoid = tensor_of(e.magnitude);
-  const at::Tensor underflow = 88 * kLeastNormal * tensor_of(e.factor).abs();
-  return {16 * size + kUnit * of_sigmoid + underflow,
-          (3 * size).square() + (0.3 * kUnit * of_sigmoid).square() + underflow.square(),
-          {}};
-}
-
-// Each head has a score and each row a number of keys; all else is an element's.
-OwnErrors errors_of_attention(const Exact& e) {
-  const int64_t dim = e.shape.last(), heads = e.shape[1];
-  const auto width = static_cast<double>(dim);
-  const auto by_heads = [dim](const Numbers& x) { return tensor_of(x).reshape({-1, dim}); };
-  const at::Tensor o = by_heads(e.want).abs(), score = tensor_of(e.score).reshape({-1, 1});
-  std::vector<double> terms, logarithms;
-  for (const double n : e.row_terms)
-    for (int64_t head = 0; head < heads; ++head)
-      terms.push_back(n), logarithms.push_back(std::log(n));
-  const at::Tensor n = column_of(terms, o);
-  const at::Tensor ds = std::sqrt(width) * kUnit * score + 4 * kUnit;
-  const at::Tensor es = (walk_of(width) + 1) * kUnit * score + 4 * kUnit;
-  const at::Tensor shared = es.square() * by_heads(e.spread_squares) +
-                            ((2 + score + column_of(logarithms, o)) * kUnit * o).square();
-  const at::Tensor sum = 2 * kUnit * kUnit * n * (o * o / 9 + by_heads(e.weighted_squares) / 6);
-  return {
-      2 * kLambda * ds * by_heads(e.spread) + kLambda * n.sqrt() * kUnit * by_heads(e.magnitude),
-      shared + sum, shared};
-}
-
-// Nothing: of another op, or of a chain with roundings on the way.
-std::optional<OwnErrors> own_errors(OpKind op, const Exact& e) {
-  if (!e.steps.empty() || !e.ties.empty()) return std::nullopt;
-  switch (op) {
-    case OpKind::gather:
-    case OpKind::add: {
-      const at::Tensor none = at::zeros_like(tensor_of(e.want));
-      return OwnErrors{none, none, {}};
-    }
-    case OpKind::linear:
-      return errors_of_sum(e);
-    case OpKind::norm:
-      return errors_of_norm(e);
-    case OpKind::rope:
-      return errors_of_rope(e);
-    case OpKind::silu_mul:
-      return errors_of_silu_mul(e);
-    case OpKind::attention:
-      if (rounds_weights(e.contract)) return std::nullopt;
-      return errors_of_attention(e);
-    default:
-      return std::nullopt;
-  }
-}
 
 // The distance of neighbours around x, of numbers that are finite.
 at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format) {
@@ -166,15 +66,17 @@ class Table {
     std::vector<at::Tensor> wide;
     for (const at::Tensor& column : columns) wide.push_back(column.to(at::kDouble));
     held_ = std::make_shared<const at::Tensor>(on_host(at::stack(wide)));
+    values_ = held_->const_data_ptr<double>();
     count_ = columns.empty() ? 0 : columns[0].numel();
   }
   double at(size_t column, int64_t i) const {
-    return held_->const_data_ptr<double>()[static_cast<int64_t>(column) * count_ + i];
+    return values_[static_cast<int64_t>(column) * count_ + i];
   }
   int64_t count_of(size_t column, int64_t i) const { return std::llrint(at(column, i)); }
 
  private:
   std::shared_ptr<const at::Tensor> held_;
+  const double* values_ = nullptr;  // of it
   int64_t count_ = 0;
 };
 
@@ -186,6 +88,10 @@ struct Largest {
   Largest(const at::Tensor& x, int64_t axis) {
     std::tie(value, at) = x.max(axis);
     at = at::where(value < 0, at::full_like(at, -1), at);
+  }
+  // The entries of x there, where there is one.
+  at::Tensor of(const at::Tensor& x, int64_t axis) const {
+    return x.gather(axis, at.clamp_min(0).unsqueeze(axis)).squeeze(axis);
   }
   at::Tensor value, at;
 };
@@ -204,9 +110,19 @@ enum OfRow : size_t {
   kInner,
   kMostBudgets,
   kWorst,
+  kWorstWant,
+  kWorstGot,
   kMostDiffering,
   kWorstDiffering,
+  kDifferingWant,
+  kDifferingGot,
   kDiffering,
+  kCompared,
+  kNotClose,
+  kPropagated,
+  kTotal,
+  kFloor,
+  kHash,
   kUnits,
   kDue,
   kMay,
@@ -225,8 +141,12 @@ enum OfGroup : size_t {
   kGroupCross,
   kGroupMost,
   kGroupWorst,
+  kGroupWant,
+  kGroupGot,
   kGroupMostMisrounded,
-  kGroupWorstMisrounded
+  kGroupWorstMisrounded,
+  kGroupWantMisrounded,
+  kGroupGotMisrounded
 };
 enum OfColumn : size_t {
   kColumnUnits,
@@ -247,12 +167,9 @@ enum OfColumn : size_t {
 DistantColumns columns_of(const InSlices& e) {
   const auto sum = [](const at::Tensor& x) { return x.sum({0}, /*keepdim=*/false, at::kDouble); };
   const Largest worst(e.budgets, 0), misrounded(only(e.misrounded, e.budgets), 0);
-  const auto of = [](const at::Tensor& x, const Largest& at) {
-    return x.gather(0, at.at.clamp_min(0).unsqueeze(0)).squeeze(0);
-  };
   const Table table({sum(e.unit), sum(e.due), sum(e.misrounded), sum(e.may_misround), worst.value,
-                     worst.at, of(e.want, worst), of(e.got, worst), misrounded.value, misrounded.at,
-                     of(e.want, misrounded), of(e.got, misrounded)});
+                     worst.at, worst.of(e.want, 0), worst.of(e.got, 0), misrounded.value,
+                     misrounded.at, misrounded.of(e.want, 0), misrounded.of(e.got, 0)});
   DistantColumns columns;
   const auto worst_at = [&](int64_t i, size_t first) {
     return DistantColumns::Worst{table.count_of(first + 1, i), table.at(first + 2, i),
@@ -298,8 +215,13 @@ DistantRow MeasuredRows::row(size_t row) const {
   const auto i = static_cast<int64_t>(row);
   const auto of = [&](OfRow what) { return rows_.at(what, i); };
   DistantRow result;
-  result.worst = rows_.count_of(kWorst, i);
-  result.misrounded = rows_.count_of(kWorstDiffering, i);
+  result.worst = {rows_.count_of(kWorst, i), of(kWorstWant), of(kWorstGot)};
+  result.misrounded = {rows_.count_of(kWorstDiffering, i), of(kDifferingWant), of(kDifferingGot)};
+  result.compared = {.compared = rows_.count_of(kCompared, i),
+                     .propagated = of(kPropagated),
+                     .total = of(kTotal),
+                     .floor = of(kFloor),
+                     .not_close = rows_.count_of(kNotClose, i)};
   result.sums = {.plain = true,
                  .power = of(kPower),
                  .largest = of(kLargestGot),
@@ -310,6 +232,7 @@ DistantRow MeasuredRows::row(size_t row) const {
                  .over = 0,
                  .different = rows_.count_of(kDiffering, i)};
   if (!elements_.want.defined()) return result;
+  result.hash = std::bit_cast<uint64_t>(of(kHash));
   Moments& sum = result.moments;
   sum.elements = width_;
   sum.squares = of(kUnits), sum.due = of(kDue), sum.may_misround = of(kMay);
@@ -318,11 +241,11 @@ DistantRow MeasuredRows::row(size_t row) const {
   sum.cross_scatter = of(kScatter);
   for (int64_t g = i * group_count_; g < (i + 1) * group_count_; ++g) {
     const int64_t first = (g - i * group_count_) * (width_ / group_count_);
-    const auto place = [&](OfGroup what) {
-      const int64_t at = groups_.count_of(what, g);
-      return at < 0 ? at : first + at;
-    };
     const auto in = [&](OfGroup what) { return groups_.at(what, g); };
+    const auto worst = [&](OfGroup where, OfGroup want, OfGroup got) {
+      const int64_t at = groups_.count_of(where, g);
+      return DistantRow::Worst{at < 0 ? at : first + at, in(want), in(got)};
+    };
     result.groups.push_back(
         {.sums = {.scatter = {.elements = width_ / group_count_,
                               .squares = in(kGroupUnits),
@@ -334,8 +257,8 @@ DistantRow MeasuredRows::row(size_t row) const {
                   .cross = in(kGroupCross),
                   .most = to_f32(in(kGroupMost)),
                   .most_misrounded = to_f32(in(kGroupMostMisrounded))},
-         .worst = place(kGroupWorst),
-         .misrounded = place(kGroupWorstMisrounded)});
+         .worst = worst(kGroupWorst, kGroupWant, kGroupGot),
+         .misrounded = worst(kGroupWorstMisrounded, kGroupWantMisrounded, kGroupGotMisrounded)});
   }
   return result;
 }
@@ -365,8 +288,8 @@ struct Beside {
   at::Tensor want, got, spacing, limit, variance, misround, shared;
 };
 
-Beside with_budgets(OpKind op, const RowsToMeasure& rows, const Exact& exact,
-                    const OwnErrors& own) {
+// own: the error before the last rounding, of `limit`, `variance` and `shared`.
+Beside with_budgets(OpKind op, const RowsToMeasure& rows, const Exact& exact, const Beside& own) {
   const at::Tensor want = tensor_of(exact.want);
   const std::vector<int64_t> table = {rows.got.rows(), rows.got.row_size()};
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
@@ -384,6 +307,65 @@ Beside with_budgets(OpKind op, const RowsToMeasure& rows, const Exact& exact,
   return e;
 }
 
+// The sums that ErrorSums::add_row() of src/stats/error_sums.cc makes of each row.
+std::vector<at::Tensor> compared(const Beside& e, const RowsToMeasure& rows) {
+  if (!rows.exact.tensor || !rows.rounded.tensor)
+    return std::vector<at::Tensor>(5, at::zeros({e.want.size(0)}, e.want.options()));
+  const auto of_model = [&](const HeldRows& held) {
+    const auto& all = *static_cast<const at::Tensor*>(held.tensor.get());
+    return as_dtype(all.narrow(0, held.first, e.want.size(0)), DType::f64).reshape(e.want.sizes());
+  };
+  const at::Tensor exact = of_model(rows.exact), rounded = of_model(rows.rounded);
+  const double relative = rows.dtype == DType::f32   ? 1.3e-6
+                          : rows.dtype == DType::f16 ? 1e-3
+                                                     : 1.6e-2;
+  const at::Tensor close = (e.got - rounded).abs() <= 1e-5 + relative * rounded.abs();
+  const at::Tensor total = e.got - exact, propagated = e.want - exact, floor = rounded - exact;
+  const auto finite = [](const at::Tensor& x) {
+    return x.abs() < std::numeric_limits<double>::infinity();
+  };
+  const at::Tensor known = finite(total) & finite(propagated) & finite(floor);
+  const auto squares = [&](const at::Tensor& x) {
+    return totals(x.square().masked_fill(~known, 0));
+  };
+  return {totals(known), totals(~close), squares(propagated), squares(total), squares(floor)};
+}
+
+// hash_of_row() of src/stats/row_loops.h. The bits of each sum, as a number of fp64 that nobody
+// computes with.
+at::Tensor hashes_of(const Beside& e) {
+  std::vector<int64_t> factors;
+  for (int64_t i = 0; i < e.want.size(1); ++i)
+    factors.push_back(std::bit_cast<int64_t>(hash_factor(static_cast<uint64_t>(i))));
+  const at::Tensor of_columns = at::from_blob(factors.data(), {std::ssize(factors)}, at::kLong)
+                                    .to(e.want.device(), /*non_blocking=*/false, /*copy=*/true);
+  constexpr int64_t kLow = 0xffffffff;
+  const auto bits = [](const at::Tensor& x) {
+    return x.to(at::kFloat).view(at::kInt).to(at::kLong);
+  };
+  const at::Tensor both =
+      bits(e.want).bitwise_left_shift(32).bitwise_or(bits(e.got).bitwise_and(kLow));
+  const at::Tensor term = both * of_columns;
+  return term.bitwise_xor(term.bitwise_right_shift(32).bitwise_and(kLow)).sum(-1).view(at::kDouble);
+}
+
+// The sums of each group of `size` neighbours.
+Table table_of_groups(const Beside& e, const InSlices& in, const at::Tensor& over_v,
+                      const at::Tensor& term, int64_t size) {
+  const auto grouped = [&](const at::Tensor& x) { return x.reshape({-1, size}); };
+  const at::Tensor f = e.shared.defined() ? grouped(e.shared * over_v) : at::Tensor();
+  const at::Tensor g_budgets = grouped(in.budgets);
+  const Largest g_worst(g_budgets, 1), g_misrounded(only(grouped(in.misrounded), g_budgets), 1);
+  const at::Tensor g_want = grouped(e.want), g_got = grouped(e.got);
+  const at::Tensor none = at::zeros_like(g_worst.value);
+  return Table({totals(grouped(in.unit)), totals(grouped(in.due)), totals(grouped(in.misrounded)),
+                totals(grouped(in.may_misround)), f.defined() ? totals(f) : none,
+                f.defined() ? totals(f.square()) : none, f.defined() ? totals(grouped(term)) : none,
+                g_worst.value, g_worst.at, g_worst.of(g_want, 1), g_worst.of(g_got, 1),
+                g_misrounded.value, g_misrounded.at, g_misrounded.of(g_want, 1),
+                g_misrounded.of(g_got, 1)});
+}
+
 // Elements, rows and groups are weighed as look_at_row(), weigh_row() and sum_group() do.
 std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure& rows) {
   const double largest = format_of(rows.dtype).max;
@@ -395,28 +377,38 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor plain = (e.want.abs() < largest) & (rounded.abs() <= largest) &
                            (e.got.abs() < largest) & (e.limit > 0) & (over_v > 0) &
                            (over_v < std::numeric_limits<double>::infinity()) &
-                           (budgets <= (rows.exact ? 1 : kSurelyWithin));
+                           (budgets <= (rows.is_exact ? 1 : kSurelyWithin));
   at::Tensor differs = e.got != rounded;
-  if (rows.exact) differs = differs | (at::signbit(e.got) != at::signbit(rounded));
-  if (!(rows.exact ? plain & ~differs : plain).all().item<bool>()) return nullptr;
+  if (rows.is_exact) differs = differs | (at::signbit(e.got) != at::signbit(rounded));
+  if (!(rows.is_exact ? plain & ~differs : plain).all().item<bool>()) return nullptr;
   // Each sum and maximum of a row is one pass over all rows.
   const at::Tensor room = e.limit - half;
   const at::Tensor inner = ((size - half) / room).masked_fill(room <= 0, 0).clamp_min(0);
   const Largest worst(budgets, 1), misrounded(only(differs, budgets), 1);
-  std::vector<at::Tensor> of_rows = {
-      totals(e.want.square()), e.got.abs().amax(1), totals(eta.square()),
-      inner.amax(1),           worst.value,         worst.at,
-      misrounded.value,        misrounded.at,       totals(differs)};
+  std::vector<at::Tensor> of_rows = {totals(e.want.square()),
+                                     e.got.abs().amax(1),
+                                     totals(eta.square()),
+                                     inner.amax(1),
+                                     worst.value,
+                                     worst.at,
+                                     worst.of(e.want, 1),
+                                     worst.of(e.got, 1),
+                                     misrounded.value,
+                                     misrounded.at,
+                                     misrounded.of(e.want, 1),
+                                     misrounded.of(e.got, 1),
+                                     totals(differs)};
+  for (const at::Tensor& sums : compared(e, rows)) of_rows.push_back(sums);
   const int64_t width = e.want.size(1);
-  if (rows.exact)
+  if (rows.is_exact)
     return std::make_shared<MeasuredRows>(Table(of_rows), Table({of_rows[0]}), 0, InSlices(),
                                           width);
   const at::Tensor unit = eta * eta * over_v, rest = rounded - e.want, delta = e.got - rounded;
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
   const at::Tensor term = delta * e.want * over_v;
   for (const at::Tensor& sums :
-       {totals(unit), totals(due), totals(e.misround), totals(e.want * e.want * over_v),
-        totals(delta * over_v.sqrt()), totals(term),
+       {hashes_of(e), totals(unit), totals(due), totals(e.misround),
+        totals(e.want * e.want * over_v), totals(delta * over_v.sqrt()), totals(term),
         e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
@@ -428,16 +420,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   if (groups == 0)
     return std::make_shared<MeasuredRows>(Table(of_rows), Table({of_rows[0]}), 0, std::move(in),
                                           width);
-  const auto grouped = [&](const at::Tensor& x) { return x.reshape({-1, width / groups}); };
-  const at::Tensor f = e.shared.defined() ? grouped(e.shared * over_v) : at::Tensor();
-  const at::Tensor g_budgets = grouped(in.budgets);
-  const Largest g_worst(g_budgets, 1), g_misrounded(only(grouped(differs), g_budgets), 1);
-  const at::Tensor none = at::zeros_like(g_worst.value);
-  Table of_groups({totals(grouped(in.unit)), totals(grouped(in.due)), totals(grouped(differs)),
-                   totals(grouped(in.may_misround)), f.defined() ? totals(f) : none,
-                   f.defined() ? totals(f.square()) : none,
-                   f.defined() ? totals(grouped(term)) : none, g_worst.value, g_worst.at,
-                   g_misrounded.value, g_misrounded.at});
+  Table of_groups = table_of_groups(e, in, over_v, term, width / groups);
   return std::make_shared<MeasuredRows>(Table(of_rows), std::move(of_groups), groups, std::move(in),
                                         width);
 }
@@ -446,14 +429,14 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
-  const std::optional<OwnErrors> own = own_errors(op, exact);
-  if (!own) return;
-  std::shared_ptr<const DistantRows> found = measured(with_budgets(op, rows, exact, *own), rows);
+  Beside own;
+  if (!own_errors(op, exact, own.limit, own.variance, own.shared)) return;
+  std::shared_ptr<const DistantRows> found = measured(with_budgets(op, rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.
   exact = {.contract = exact.contract,
            .shape = exact.shape,
-           .want = std::move(exact.want),
+           .want = rows.brings ? std::move(exact.want) : Numbers{},
            .terms = exact.terms,
            .row_terms = std::move(exact.row_terms),
            .serial_error = std::move(exact.serial_error),

@@ -23,6 +23,7 @@
 #include "reference/bridge.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
+#include "reference/request_pages.h"
 #include "reference/rotary.h"
 
 namespace lockstep {
@@ -62,10 +63,6 @@ struct Cache {
 // Bytes that requests in no pass may take together, or else twice what those in the pass do.
 constexpr size_t kMostIdle = size_t{64} << 20;
 
-int64_t common_pages(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
-  return std::ranges::mismatch(a, b).in1 - a.begin();
-}
-
 // Caches grow by concatenation, which costs a copy a pass and keeps a request's rows in one tensor.
 class Qwen final : public ReferenceModel {
  public:
@@ -80,6 +77,12 @@ class Qwen final : public ReferenceModel {
   void follow(Routes routes) override { routes_ = std::move(routes); }
 
   void end(int32_t request) override { caches_.erase(request); }
+  std::shared_ptr<const void> held() const override { return held_; }
+  void bring(const std::shared_ptr<const void>& held, int64_t first,
+             const TensorView& to) const override {
+    const at::Tensor& from = *static_cast<const at::Tensor*>(held.get());
+    in_torch([&] { to_torch(to).copy_(from.narrow(0, first, to.rows())); });
+  }
 
   void run(const PassInfo& pass, Probe& probe) override {
     begin(pass, probe);
@@ -131,17 +134,18 @@ class Qwen final : public ReferenceModel {
   at::Tensor wide(const at::Tensor& x) const { return as_dtype(x, weights_.wide()); }
   at::Tensor rounded(const at::Tensor& x) const { return as_dtype(x, shown_).contiguous(); }
   size_t layer() const { return layer_; }
-  void show(Name name, const at::Tensor& x) {
-    if (probe_->wants(name.point, layer_)) (*probe_)(name.point, layer_, to_view(on_host(x)));
+  // A sink that takes tensors where they lie may keep them.
+  void show(Name name, const at::Tensor& x, bool last = false) {
+    if (!probe_->wants(name.point, layer_)) return;
+    const bool here = x.is_cpu() || !probe_->on_device();
+    held_ = std::make_shared<const at::Tensor>(here ? on_host(x) : x.contiguous());
+    const TensorView view = to_view_there(*held_);
+    last ? probe_->logits(name.point, view) : (*probe_)(name.point, layer_, view);
+    held_.reset();
   }
   // In fp32 as engines have them, but for the model that has no roundings.
-  void show_angles(Name name, const at::Tensor& x) {
-    if (probe_->wants(name.point, layer_))
-      (*probe_)(name.point, layer_, to_view(on_host(x.squeeze(1).contiguous())));
-  }
-  void show_last(Name name, const at::Tensor& x) {
-    if (probe_->wants(name.point, layer_)) probe_->logits(name.point, to_view(on_host(x)));
-  }
+  void show_angles(Name name, const at::Tensor& x) { show(name, x.squeeze(1)); }
+  void show_last(Name name, const at::Tensor& x) { show(name, x, /*last=*/true); }
 
   const ModelConfig& config_;
   DType shown_;
@@ -151,7 +155,8 @@ class Qwen final : public ReferenceModel {
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
   int64_t passes_ = 0;
-  Routes routes_;  // of experts, from outside
+  Routes routes_;                           // of experts, from outside
+  std::shared_ptr<const at::Tensor> held_;  // what is being shown
 
   // These belong to the pass that runs.
   const PassInfo* pass_ = nullptr;  // null: none runs
@@ -368,12 +373,6 @@ void Qwen::after_layers() {
   at::Tensor token = logits.argmax(-1).to(at::kInt); show_last("token", token);
 }
 // clang-format on
-
-const std::vector<int32_t>& pages_of(int32_t request, const PassInfo& pass) {
-  static const std::vector<int32_t> kNone;
-  const auto found = std::ranges::find(pass.pages, request, &RequestPages::request);
-  return found == pass.pages.end() ? kNone : found->pages;
-}
 
 // Who computed the tokens that a request inherits. Of several, who has more of its pages: where
 // RoPE depends on the length, the same tokens have other keys when they came in other chunks.

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "src/check/check_report.h"
 #include "src/report/output.h"
@@ -111,12 +112,13 @@ int check_command(Args args) {
              "--junit tests.xml --annotate github\n"))
     return 0;
   const std::string& baseline = options.check.path;
-  check_outputs(options.report, {{"--baseline", baseline},
-                                 {"--limits", options.limits},
-                                 {"--requests", options.model.requests}});
-  if (options.update)
-    check_output({"--baseline", baseline},
-                 {{"--limits", options.limits}, {"--requests", options.model.requests}});
+  const std::vector<NamedFile> read = {{"--model", options.model.model},
+                                       {"--limits", options.limits},
+                                       {"--requests", options.model.requests}};
+  if (options.update) check_output({"--baseline", baseline}, read);
+  std::vector<NamedFile> others = read;
+  others.push_back({"--baseline", baseline});
+  check_outputs(options.report, others);
   const CheckResult result = check_or_update(options, command_line_of("check", args));
   const Document document = document_of(result);
   if (!options.annotate.empty()) fmt::print(stderr, "{}", annotations_of(result));

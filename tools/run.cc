@@ -97,6 +97,8 @@ int run_command(Args args) {
                                  {"--limits", options.limits},
                                  {"--requests", options.model.requests},
                                  {"--force-from", options.model.force_from}});
+  check_output({"--timeline", options.model.instructions.timeline},
+               {{"--model", options.model.model}, {"--trace", options.observe.trace}});
   const std::optional<Rendezvous> elsewhere = rendezvous_of(options);
   if (options.ranks > 1) check_can_share(options);
   if (options.determinism > 0) {

@@ -16,8 +16,9 @@ namespace lockstep {
 namespace {
 
 // Facts that differ between two runs of the same build, or stand elsewhere in the baseline.
-constexpr auto kOwnPlace = std::to_array<std::string_view>(
-    {"created_utc", "command_line", "model", "model_xxh3", "prompt_xxh3", "limits"});
+constexpr auto kOwnPlace =
+    std::to_array<std::string_view>({"created_utc", "command_line", "model", "model_xxh3",
+                                     "weights_xxh3", "prompt_xxh3", "limits"});
 
 // Four digits: a review reads them, and they do not hang on the last bit of a sum.
 double short_of(double x) { return std::stod(fmt::format("{:.4g}", x)); }
@@ -101,6 +102,7 @@ Baseline baseline_of(const Result& result, const std::vector<Request>& requests,
   const DType dtype = dtype_from(fact_of(result, "compute_dtype"));
   Baseline baseline{.model = name_of_folder(fact_of(result, "model")),
                     .model_xxh3 = fact_of(result, "model_xxh3"),
+                    .weights_xxh3 = fact_of(result, "weights_xxh3"),
                     .dtype = dtype,
                     .untested = result.blind,
                     .classes = classes_of(result, limits, dtype)};

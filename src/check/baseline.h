@@ -37,6 +37,7 @@ struct Baseline {
   };
 
   std::string model, model_xxh3;  // the folder's name; Checkpoint::fingerprint()
+  std::string weights_xxh3;       // Checkpoint::weights_hash(); "": not known
   DType dtype = DType::bf16;
   std::map<std::string, std::string> provenance;  // without what differs from run to run
   std::vector<std::string> untested;              // Result::blind

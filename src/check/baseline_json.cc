@@ -140,6 +140,8 @@ Baseline baseline_from(const JsonValue& json) {
   if (!json["format_version"].is(kBaselineVersion)) json["format_version"].refuse(kBaselineVersion);
   Baseline baseline{.model = json["model"].text(),
                     .model_xxh3 = json["model_xxh3"].text(),
+                    .weights_xxh3 = json["weights_xxh3"].is_missing() ? std::string()
+                                                                      : json["weights_xxh3"].text(),
                     .dtype = meaning_of(json["dtype"].text(), json["dtype"].where(), dtype_from),
                     .provenance = json["provenance"].text_fields(),
                     .untested = json["untested"].texts()};
@@ -170,6 +172,8 @@ std::string json_of(const Baseline& baseline) {
   return fmt::format("{{\n  \"format\": \"{}\",\n  \"format_version\": \"{}\"", kBaselineFormat,
                      kBaselineVersion) +
          fact("model", baseline.model) + fact("model_xxh3", baseline.model_xxh3) +
+         (baseline.weights_xxh3.empty() ? std::string()
+                                        : fact("weights_xxh3", baseline.weights_xxh3)) +
          fact("dtype", std::string(name_of(baseline.dtype))) +
          block_of("provenance", baseline.provenance) + block_of("untested", baseline.untested) +
          block_of("classes", classes) + block_of("points", points) + block_of("texts", texts) +

@@ -51,13 +51,6 @@ Finding missing_of(const NodeRows& node, const NodeOutcome& outcome, const Place
           .rule = kMissingTensor};
 }
 
-// Whether its ops promise what the headers of this project say. Slots of a page that no token was
-// written to are known to hold NaN then.
-bool is_own_engine(const Manifest& manifest) {
-  const auto engine = manifest.provenance.find("engine");
-  return engine != manifest.provenance.end() && engine->second == "lockstep";
-}
-
 // Where the NaN of an attention may come from: from slots past the context, which the engine of
 // this project fills with NaN, or, where nobody saw what was read, from any slot of the cache.
 // Empty where no page of the request has such slots.
@@ -104,6 +97,11 @@ void look_for_unwritten(const TensorView& rows, const NodeRows& node, NodeOutcom
 }
 
 }  // namespace
+
+bool is_own_engine(const Manifest& manifest) {
+  const auto engine = manifest.provenance.find("engine");
+  return engine != manifest.provenance.end() && engine->second == "lockstep";
+}
 
 Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* exact_,
                     ReferenceModel* rounded_, JudgeOptions options_)

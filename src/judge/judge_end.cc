@@ -286,24 +286,27 @@ void Judge::State::note_facts(bool complete) {
 // Lacking tensors, tokens and draws: all that is known only when no pass follows.
 DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
     const std::vector<RequestInfo>& requests) {
-  // A finding about what the run does not show, or of a row that a pass should not have, stands by
-  // itself.
-  const auto regrade = [&](const Finding& finding) {
+  // Where this run leaves places out, a finding about one of them stands by itself; and so does one
+  // of a row that a pass should not have. What others left out may be no run at all.
+  const bool left_out = !options.selection.is_everything() ||
+                        (is_own_engine(manifest) && !manifest.selection.empty());
+  const auto regrade = [&](const Finding& finding, bool by_itself) {
     if (!ledger.regrade(index_of(finding.node.place), finding.node.pass, finding.node.request,
-                        finding))
+                        finding) &&
+        by_itself)
       ledger.stray(finding);
   };
   for (const Finding& finding : unrecorded)
-    if (op_judge.has_seen(*finding.node.place.point)) regrade(finding);
-  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding);
+    if (op_judge.has_seen(*finding.node.place.point)) regrade(finding, false);
+  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding, left_out);
   for (const Finding& finding : wrong_top_logits) {
-    regrade(finding);
+    regrade(finding, true);
     // A choice differs by the op that made it where its logits have nothing wrong behind them.
     if (*finding.node.place.point == point("token"))
       logits.lead_back(finding.node.request, {{finding.node.request, finding.position}}, "token");
   }
   DrawReplay::Outcome drawn = draws.outcome(requests);
-  for (const Finding& finding : drawn.findings) regrade(finding);
+  for (const Finding& finding : drawn.findings) regrade(finding, left_out);
   return drawn;
 }
 

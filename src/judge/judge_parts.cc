@@ -185,7 +185,7 @@ void Judge::State::advance_models(const Part& part) {
   if (!work->exact) return;
   work->exact->advance(part.through);
   work->rounded->advance(part.through);
-  reference_check.check(work->exact->pass(), static_cast<int>(part.end));
+  reference_check.check(*work->exact, static_cast<int>(part.end));
   routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
 }
 
@@ -232,15 +232,19 @@ std::vector<NodeId> Judge::State::judge_part() {
   const Part& part = parts.at(next_part);
   advance_models(part);
   remember_caches(next_part + 1);
-  const JudgedPass pass{*work->seen, history, work->exact ? &work->exact->pass() : nullptr,
-                        work->rounded ? &work->rounded->pass() : nullptr};
+  const JudgedPass pass{*work->seen, history, work->exact.get(), work->rounded.get()};
   Judged& judged = work->judged;
   const size_t waited = judged.pending.size();
   for (size_t i = part.first; i < part.end; ++i) {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
+    if (i + 1 < part.end)
+      op_judge.expect(ledger.places()[i + 1], ancestry.inputs(i + 1), pass);
+    else
+      op_judge.expect_none();
     judge_place(i, pass, judged);
     drop_compared(i);
   }
+  op_judge.expect_none();
   drop_read(part);
   ++next_part;
   if (!undeclared) return settle(judged);

@@ -1,6 +1,7 @@
 // Tensors are copied as they are shown, since a model's are gone after the call, and freed place by
 // place: a layer of a long prompt in fp64 takes gigabytes, which one thread alone copies more
-// slowly than a device computes them.
+// slowly than a processor computes them. Those on a device stay there, where the oracle reads them
+// (OracleCall::measure), and only rows that are looked at here are copied.
 #include "src/judge/model_pass.h"
 
 #include <algorithm>
@@ -14,6 +15,22 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 20;      // bytes that are worth a thread
 constexpr int64_t kShared = kPiece * 4;  // and that are worth waking some
+
+std::pair<int, int> place_of(const Point& point, int layer) { return {point.order(), layer}; }
+
+// Where those rows begin in the tensor, if they follow each other there; -1: they do not.
+std::ptrdiff_t first_of(const RecordedTensor& tensor, std::span<const Row> rows) {
+  if (rows.empty()) return -1;
+  const auto first = std::ranges::find(tensor.rows, rows[0]);
+  const bool follow =
+      tensor.rows.end() - first >= std::ssize(rows) && std::equal(rows.begin(), rows.end(), first);
+  return follow ? first - tensor.rows.begin() : -1;
+}
+
+// Whether rows are compared here, one by one, and not by the oracle.
+bool is_read_here(const Point& p) {
+  return p.is_of_logits() || p == point("mlp.router") || p.is_cache();
+}
 
 }  // namespace
 
@@ -52,8 +69,15 @@ void ModelPass::copy_shown(const TensorView& to, const TensorView& from) {
 
 void ModelPass::record(const Record& record) {
   const TensorView& shown = record.tensor;
-  Tensor data(shown.shape, shown.dtype);
-  copy_shown(data, shown);
+  const bool here = shown.device == Device::cpu;
+  Tensor data;
+  if (here || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
+  if (here)
+    copy_shown(data, shown);
+  else if (data.view().empty())
+    there_[place_of(*record.point, record.layer)] = model_.held();
+  else
+    model_.bring(model_.held(), 0, data);
   pass_.tensors.push_back({.point = record.point,
                            .layer = record.layer,
                            .rows = {record.rows.begin(), record.rows.end()},
@@ -62,7 +86,31 @@ void ModelPass::record(const Record& record) {
                            .data = std::move(data)});
 }
 
+RecordedTensor ModelPass::with_rows(const Place& place, std::span<const Row> rows) const {
+  const RecordedTensor* tensor = pass_.find(*place.point, place.layer);
+  if (!tensor) return {};
+  const auto there = there_.find(place_of(*place.point, place.layer));
+  if (there == there_.end()) return *tensor;
+  RecordedTensor some = *tensor;
+  const std::ptrdiff_t first = first_of(*tensor, rows);
+  if (first >= 0) some.rows.assign(rows.begin(), rows.end());
+  std::vector<int64_t> extents(tensor->shape.extents().begin(), tensor->shape.extents().end());
+  extents[0] = std::ssize(some.rows);
+  some.shape = Shape(extents);
+  some.data = Tensor(some.shape, some.dtype);
+  model_.bring(there->second, std::max<std::ptrdiff_t>(0, first), some.data);
+  return some;
+}
+
+HeldRows ModelPass::held_rows(const Place& place, std::span<const Row> rows) const {
+  const auto there = there_.find(place_of(*place.point, place.layer));
+  if (there == there_.end()) return {};
+  const std::ptrdiff_t first = first_of(*pass_.find(*place.point, place.layer), rows);
+  return first < 0 ? HeldRows{} : HeldRows{there->second, first};
+}
+
 void ModelPass::drop(const Place& place) {
+  there_.erase(place_of(*place.point, place.layer));
   std::erase_if(pass_.tensors, [&](const RecordedTensor& tensor) {
     return tensor.layer == place.layer && *tensor.point == *place.point;
   });

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <utility>
 
 #include "kernels/base/thread_pool.h"
 #include "probes/layer_watch.h"
@@ -25,11 +28,20 @@ class ModelPass final : private Sink {
 
   // Computes on through that layer, as ReferenceModel::advance. Throws Error when it cannot.
   void advance(int through);
-  // The tensors that are held, in the order in which they were shown.
+  // The tensors that are held, in the order in which they were shown. Without data: where the model
+  // computed them.
   const Pass& pass() const { return pass_; }
+  // The tensor of a place with those rows in host memory, and maybe more; without data: one of them
+  // is not held.
+  RecordedTensor with_rows(const Place& place, std::span<const Row> rows) const;
+  // The same where the model computed them; null: they are here, not held, or do not follow each
+  // other.
+  HeldRows held_rows(const Place& place, std::span<const Row> rows) const;
   void drop(const Place& place);
 
  private:
+  // A model shows what it computed on a device there, where it is left.
+  bool on_device() const override { return true; }
   bool wants(const Point& point, int layer) const override { return wanted_(point, layer); }
   void begin(const PassInfo&) override {}
   void record(const Record& record) override;
@@ -42,6 +54,8 @@ class ModelPass final : private Sink {
   int most_threads_;
   std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   Pass pass_;
+  // By order of the point and layer.
+  std::map<std::pair<int, int>, std::shared_ptr<const void>> there_;
   LayerWatch watched_;
   Probe probe_;
 };

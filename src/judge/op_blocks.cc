@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "src/judge/carried.h"
+#include "src/judge/model_pass.h"
 #include "src/judge/op_judge_parts.h"
 #include "src/stats/mutant.h"
 
@@ -80,11 +81,19 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
     return !reads(input) || (group.exact_angles && input.point->op == OpKind::angles);
   });
   question.pick(read, tensor);
-  if (measures_there(place, group))
-    call.measure = {.got = question.got.view(),
-                    .dtype = dtype_at(place),
-                    .exact = place.point->node_class == NodeClass::exact,
-                    .misrounds = misrounds_of(place.point->op, contract, dtype_at(place))};
+  if (!measures_there(place, group)) return question;
+  RowsToMeasure& measure = call.measure;
+  measure = {.got = question.got.view(),
+             .dtype = dtype_at(place),
+             .is_exact = place.point->node_class == NodeClass::exact,
+             .misrounds = misrounds_of(place.point->op, contract, dtype_at(place))};
+  if (!pass.exact || group.compared) {
+    measure.brings = false;
+    return question;
+  }
+  measure.exact = pass.exact->held_rows(place, rows);
+  measure.rounded = pass.rounded->held_rows(place, rows);
+  measure.brings = !measure.exact.tensor || !measure.rounded.tensor;
   return question;
 }
 
@@ -132,16 +141,82 @@ struct OpJudge::Asked {
   std::exception_ptr failure;
 };
 
-bool OpJudge::measure_under(RoundingContract contract, const Place& place,
-                            const std::vector<Place>& inputs, const JudgedPass& pass,
-                            Group& group) {
+// The place after the one that is judged, and its first block once that was asked about.
+struct OpJudge::Expected {
+  Place place;
+  std::vector<Place> inputs;
+  const JudgedPass* pass;
+  Group group;
+  std::unique_ptr<Asked> asked;  // null: not yet, or it is not known what will be asked
+};
+
+void OpJudge::expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass) {
+  asked_before_ = std::exchange(
+      expected_, std::shared_ptr<Expected>(new Expected{place, inputs, &pass, {}, nullptr}));
+}
+
+void OpJudge::expect_none() { asked_before_ = std::exchange(expected_, nullptr); }
+
+// Most places are asked about all of their rows, under the one contract that they have: so is the
+// next one. No other question is asked beforehand.
+void OpJudge::ask_before() {
+  if (!expected_ || expected_->asked || !options_.rows.all()) return;
+  const auto& [place, inputs, pass, none, nobody] = *expected_;
+  Group& group = expected_->group;
+  const OpKind op = place.point->op;
+  const std::vector<RoundingContract> contracts = candidates(place);
+  const bool plain = contracts.size() == 1 && stricter_of(contracts[0]) == contracts[0] &&
+                     !is_of_sum(contracts[0]) && op != OpKind::attention;
+  group.tensor = pass->seen.tensor(place, -1);
+  if (!plain || !group.tensor || group.tensor->data.view().empty()) return;
+  for (const Place& input : inputs)
+    if (hidden_.covers(input) || (reads(input) && !pass->seen.tensor(input, -1))) return;
+  for (const NodeRows& node : pass->seen.nodes_of(place)) {
+    group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
+    group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
+    group.lengths.insert(group.lengths.end(), node.rows.size(), pass->seen.length_of(node.request));
+  }
+  if (group.rows.empty()) return;
+  const size_t count = std::min(block_of(group), group.rows.size());
+  // An answer about few elements comes sooner than another thread wakes.
+  const auto row_size = static_cast<size_t>(group.tensor->data.view().row_size());
+  if (!oracle_.on_device() && count * row_size < kSharedElements) return;
+  expected_->asked = std::make_unique<Asked>(
+      oracle_, question_of(contracts[0], place, inputs, *pass, group, 0, count), 0);
+  expected_->asked->begin(background());
+}
+
+// The same question, where it was asked before.
+std::unique_ptr<OpJudge::Asked> OpJudge::or_asked_before(std::unique_ptr<Asked> asked) {
+  if (!asked || !asked_before_ || !asked_before_->asked) return asked;
+  const Question &now = asked->question, &before = asked_before_->asked->question;
+  const OracleCall &a = now.call, &b = before.call;
+  const bool same = a.place == b.place && a.contract == b.contract && now.read == before.read &&
+                    std::ranges::equal(a.rows, b.rows) && std::ranges::equal(a.tokens, b.tokens) &&
+                    std::ranges::equal(a.lengths, b.lengths) &&
+                    a.measure.got.empty() == b.measure.got.empty() &&
+                    a.measure.brings == b.measure.brings;
+  return same ? std::move(asked_before_->asked) : std::move(asked);
+}
+
+Background& OpJudge::background() {
+  if (!background_) background_ = std::make_unique<Background>();
+  return *background_;
+}
+
+size_t OpJudge::block_of(const Group& group) const {
   const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
   };
   const int64_t bytes = oracle_.on_device() ? kDeviceBlockBytes : kBlockBytes;
-  const size_t block = std::clamp(kFewRows, rows_in(bytes), rows_in(kMostBlockBytes));
-  const size_t count = group.rows.size();
+  return std::clamp(kFewRows, rows_in(bytes), rows_in(kMostBlockBytes));
+}
+
+bool OpJudge::measure_under(RoundingContract contract, const Place& place,
+                            const std::vector<Place>& inputs, const JudgedPass& pass,
+                            Group& group) {
+  const size_t block = block_of(group), count = group.rows.size();
   const auto asked_from = [&](size_t first) -> std::unique_ptr<Asked> {
     if (first >= count) return nullptr;
     return std::make_unique<Asked>(
@@ -149,15 +224,15 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
         question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
         first);
   };
-  std::unique_ptr<Asked> asked = asked_from(0);
+  std::unique_ptr<Asked> asked = or_asked_before(asked_from(0));
   while (asked) {
+    // The oracle is asked one question at a time.
+    if (!asked->by && background_) background_->wait();
     const Exact exact = asked->answer();
     std::unique_ptr<Asked> next = asked_from(asked->first + block);
     // Where inputs are known but for an error, this thread asks more about the block.
-    if (next && !group.blurred) {
-      if (!background_) background_ = std::make_unique<Background>();
-      next->begin(*background_);
-    }
+    if (next && !group.blurred) next->begin(background());
+    if (!next && !group.blurred) ask_before();
     if (!judge_block(asked->question, asked->first, exact, pass, group)) return false;
     asked = std::move(next);
   }
@@ -183,11 +258,13 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
     return false;
   }
   // The two models are read under the first contract alone: what they have does not depend on it.
-  const auto reference = [&](const Pass* model) {
-    return SelectedRows(model && !group.compared ? model->find(*place.point, place.layer) : nullptr,
-                        rows);
+  // Where the oracle measured they were compared with it there, if they were there.
+  const auto reference = [&](const ModelPass* model) {
+    const bool is_read = model && !group.compared && !(exact.measured && !call.measure.brings);
+    return is_read ? model->with_rows(place, rows) : RecordedTensor{};
   };
-  const SelectedRows exact_model = reference(pass.exact), rounded_model = reference(pass.rounded);
+  const RecordedTensor of_exact = reference(pass.exact), of_rounded = reference(pass.rounded);
+  const SelectedRows exact_model(&of_exact, rows), rounded_model(&of_rounded, rows);
   Block block{place,
               dtype_at(place),
               first,
@@ -288,19 +365,19 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const size_t size = block.got.row_size();
   const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
-  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
   thread_local std::vector<double> of_got, of_exact, of_rounded;  // not cleared for each row
-  const std::span<const double> seen = row_of(block.got, row, of_got);
   Measured measured;
+  if (block.exact.measured) {
+    const DistantRow distant = block.exact.measured->row(i);
+    measured.sums = distant.compared;
+    into = member.meter->measure(block.rows[i].position, distant, block.gain);
+    if (block.exact_model.empty()) return measured;
+  }
+  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
+  const std::span<const double> seen = row_of(block.got, row, of_got);
   measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
                         row_of(block.rounded_model, row, of_rounded), block.dtype);
-  // The two models' numbers are in host memory, so that the sums above are made here; budgets and
-  // statistics are not.
-  if (const DistantRows* distant = block.exact.measured.get()) {
-    into = member.meter->measure(block.rows[i].position,
-                                 {.got = seen, .want = want, .gain = block.gain}, distant->row(i));
-    return measured;
-  }
+  if (block.exact.measured) return measured;
   const Budget b = budget_of_row(block, i);
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);

@@ -35,13 +35,15 @@
 
 namespace lockstep {
 
+class ModelPass;  // model_pass.h
+
 // The data that judging one pass stands on.
 struct JudgedPass {
   const PassView& seen;
   const KvHistory& history;
   // The same pass of the model in fp64 and of the model in the run's dtype; null: not known.
-  const Pass* exact = nullptr;
-  const Pass* rounded = nullptr;
+  ModelPass* exact = nullptr;
+  ModelPass* rounded = nullptr;
 };
 
 // The outcomes of one node under each contract that is tried.
@@ -90,7 +92,11 @@ class OpJudge {
   // Takes over what the same view shows by now of the graph's places from that number on.
   void see(const PassView& pass, size_t from);
   // Each place of a pass in graph order, before it is judged.
-  void reach(const Place& place) { hidden_.reach(place); }
+  void reach(const Place& place) {
+    // Which may ask the oracle as well.
+    if (background_) background_->wait();
+    hidden_.reach(place);
+  }
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(point.order()); }
   DType dtype_at(const Place& place) const;
@@ -113,6 +119,11 @@ class OpJudge {
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
+  // Before a place is judged: which one of the pass comes after it, so that the oracle is asked
+  // about that while what it said of this one is measured. `pass` must live until after the last
+  // one, too, none is expected.
+  void expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass);
+  void expect_none();
   // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
   // request.
   // Null when there are none.
@@ -134,6 +145,7 @@ class OpJudge {
   struct Measured;  // what one of them came to beside its numbers
   struct Question;  // some of its rows, and what the oracle is asked about them
   struct Asked;     // the same, and its answer
+  struct Expected;  // the place that comes next, and what it was asked before it came
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -170,6 +182,10 @@ class OpJudge {
                        size_t first, size_t count) const;
   // Whether the oracle may measure rows of the group where it computes.
   bool measures_there(const Place& place, const Group& group) const;
+  size_t block_of(const Group& group) const;  // rows
+  Background& background();
+  void ask_before();
+  std::unique_ptr<Asked> or_asked_before(std::unique_ptr<Asked> asked);
   bool judge_block(const Question& question, size_t first, const Exact& exact,
                    const JudgedPass& pass, Group& group);
   // The places whose tensors the oracle is given.
@@ -204,7 +220,9 @@ class OpJudge {
   Oracle& oracle_;
   Graph graph_;
   std::unique_ptr<ThreadPool> threads_;     // null before there was something worth sharing
-  std::unique_ptr<Background> background_;  // null before a group had several blocks
+  std::unique_ptr<Background> background_;  // null before it had something to do
+  // The place after the one that is judged, and this one, which are asked about beforehand.
+  std::shared_ptr<Expected> expected_, asked_before_;
   Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass

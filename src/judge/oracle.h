@@ -80,12 +80,21 @@ struct KeysValues {
   TensorView k, v;  // [length, kv_heads, head_dim]; position i is row i
 };
 
+// Rows of what a model showed and that is kept where the model computed it; null: of nothing.
+struct HeldRows {
+  std::shared_ptr<const void> tensor;  // of ReferenceModel::held()
+  int64_t first = 0;
+};
+
 // The engine's rows beside which a result is measured where it is computed.
 struct RowsToMeasure {
   TensorView got;  // as the output; empty: none
   DType dtype = DType::bf16;
-  bool exact = false;    // whether the place is of class exact
-  double misrounds = 1;  // Budget::misrounds
+  bool is_exact = false;    // whether the place is of class exact
+  double misrounds = 1;     // Budget::misrounds
+  HeldRows exact, rounded;  // as many of the two models, or null
+  // Whether the exact results are read here too, as they are where a model's rows are here.
+  bool brings = true;
 };
 
 struct OracleCall {
@@ -137,6 +146,12 @@ class ReferenceModel {
   // A model that knows no steps computes all in begin().
   virtual void begin(const PassInfo& pass, Probe& probe) { run(pass, probe); }
   virtual void advance(int /*through*/) {}
+  // While a sink that takes tensors where they lie is shown one on a device: what keeps that
+  // tensor, as nobody writes to it any more. Null: it is gone after the call.
+  virtual std::shared_ptr<const void> held() const { return nullptr; }
+  // Copies as many rows of such a tensor as `to` has, from `first` on, to host memory.
+  virtual void bring(const std::shared_ptr<const void>& /*held*/, int64_t /*first*/,
+                     const TensorView& /*to*/) const {}
   // Which experts the rows of the next passes go to, by layer: [rows, k] int32 in host memory, as
   // in mlp.experts. Where it is empty, not set, or of no such expert, the model chooses itself.
   using Routes = std::function<TensorView(int layer)>;

@@ -60,7 +60,7 @@ void ReferenceCheck::begin_pass() {
   ++passes_;
 }
 
-void ReferenceCheck::check(const Pass& exact, int before) {
+void ReferenceCheck::check(const ModelPass& exact, int before) {
   for (; next_ < due_.size(); ++next_) {
     const Place& place = places_[due_[next_]];
     if (graph_.index_of(place) >= before) return;
@@ -68,10 +68,13 @@ void ReferenceCheck::check(const Pass& exact, int before) {
   }
 }
 
-void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
-  const RecordedTensor* made = exact.find(*place.point, place.layer);
-  if (!made || made->data.view().empty() || made->rows.empty()) return;
-  const Row row = made->rows.back();
+void ReferenceCheck::check_place(const Place& place, const ModelPass& model) {
+  const Pass& exact = model.pass();
+  const RecordedTensor* all = exact.find(*place.point, place.layer);
+  if (!all || all->rows.empty()) return;
+  const Row row = all->rows.back();
+  const RecordedTensor made = model.with_rows(place, {&row, 1});
+  if (made.data.view().empty()) return;
   OracleCall call{.place = place, .dtype = dtype_, .rows = {&row, 1}};
   const auto fed = std::ranges::find(exact.info.rows, row, &PassRow::row);
   if (fed == exact.info.rows.end()) return;
@@ -80,6 +83,7 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
   for (const PassRow& r : exact.info.rows)
     if (r.row.request == row.request) length = std::max<int64_t>(length, r.row.position + 1);
   call.lengths = {&length, 1};
+  std::vector<RecordedTensor> brought;
   std::vector<SelectedRows> picked;
   Tensor k, v;
   for (const Place& input : graph_.inputs_of(place)) {
@@ -89,21 +93,24 @@ void ReferenceCheck::check_place(const Place& place, const Pass& exact) {
       if (kept.point && Place{kept.point, kept.layer} == input &&
           std::ranges::count(kept.rows, row) > 0)
         tensor = &kept;
-    if (!tensor || tensor->data.view().empty()) return;
-    if (input.point->is_cache())
+    if (!tensor) return;
+    if (input.point->is_cache()) {
       call.keys_values = split(*tensor, k, v);
-    else
-      picked.emplace_back(tensor, std::span(&row, 1));
+    } else {
+      brought.push_back(model.with_rows(input, {&row, 1}));
+      if (brought.back().data.view().empty()) return;
+    }
   }
+  for (const RecordedTensor& input : brought) picked.emplace_back(&input, std::span(&row, 1));
   for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
   const Exact want = oracle_.evaluate(call);
-  const SelectedRows one(made, {&row, 1});
+  const SelectedRows one(&made, {&row, 1});
   std::vector<double> got(one.view().count());
   widen(one.view(), 0, got);
   ++checked_;
   // Under fp64 but for the tables, which a model in fp32 and the one in fp64 both show in fp32.
   const double allowed =
-      kApart * largest(want.want) + (made->dtype == DType::f32 ? 0x1p-23 * largest(want.want) : 0);
+      kApart * largest(want.want) + (made.dtype == DType::f32 ? 0x1p-23 * largest(want.want) : 0);
   double apart = want.want.size() == got.size() ? 0 : std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < got.size() && i < want.want.size(); ++i) {
     // Inf and NaN are as wanted in both.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "probes/recorder.h"
+#include "src/judge/model_pass.h"
 #include "src/judge/oracle.h"
 
 namespace lockstep {
@@ -22,14 +22,14 @@ class ReferenceCheck {
   bool needs_cache(int layer) const { return cached_layers_.contains(layer); }
   // The pass of the fp64 model, as it comes: the places that are due, come before that node of the
   // graph, and were not checked yet. What it does not show is not asked.
-  void check(const Pass& exact, int before);
+  void check(const ModelPass& exact, int before);
 
   int64_t checked() const { return checked_; }
   // The first place where they differ, in a sentence's words; empty: nowhere.
   const std::string& suspicion() const { return suspicion_; }
 
  private:
-  void check_place(const Place& place, const Pass& exact);
+  void check_place(const Place& place, const ModelPass& model);
 
   Oracle& oracle_;
   Graph graph_;

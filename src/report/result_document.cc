@@ -158,8 +158,12 @@ std::string effect_text(const Result& result) {
     }
   }
   if (differ > kFlips) flips += "; ...";
-  std::string text = differ == 0 ? fmt::format("none of {} tokens differs by it", tokens)
-                                 : fmt::format("{} of {} tokens differ{} by it{}", differ, tokens,
+  // Where logits of a prompt's rows were recorded too, more choices were compared than tokens made.
+  const bool more = result.logits && result.logits->compared > tokens;
+  const std::string all = more ? fmt::format("{} choices", result.logits->compared)
+                               : fmt::format("{} tokens", tokens);
+  std::string text = differ == 0 ? fmt::format("none of {} differs by it", all)
+                                 : fmt::format("{} of {} differ{} by it{}", differ, all,
                                                differ == 1 ? "s" : "", flips);
   if (may > 0) text += fmt::format("; {} differ{} as rounding allows", may, may == 1 ? "s" : "");
   return joined("\n", text, result.logits ? divergence_text(*result.logits, result) : "");

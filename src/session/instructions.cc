@@ -9,6 +9,7 @@
 
 #include "kernels/base/check.h"
 #include "src/instructions/interpreter.h"
+#include "src/model/op_names.h"
 #include "src/model/persistent_executor.h"
 #include "src/report/output.h"
 #include "src/schedule/checker.h"
@@ -46,7 +47,8 @@ Interleaving interleaving_of(const std::string& text, const Schedule& schedule,
 
 }  // namespace
 
-void use_executor(const InstructionOptions& options, Session& session) {
+void use_executor(const InstructionOptions& options, const std::vector<std::string>& replaced,
+                  Session& session) {
   check(options.timeline.empty() || (!options.executor.empty() && options.executor != "ops"),
         "--timeline is of --executor instructions or persistent, found {}: add one or leave it out",
         options.executor.empty() ? "neither" : options.executor);
@@ -66,6 +68,12 @@ void use_executor(const InstructionOptions& options, Session& session) {
       session.ops.fused.of_user.empty(),
       "--executor instructions calls single ops, found {}, of which some are fused: leave one out",
       session.user_ops);
+  for (const OpKind within : {OpKind::cache, OpKind::attention})
+    for (const std::string_view op : op_names_of(within))
+      check(std::ranges::count(replaced, op) == 0,
+            "--executor instructions attends and writes the cache within its instructions, and "
+            "never calls {}, found {}: leave one out",
+            op, session.user_ops);
   check(options.step.empty() || options.queues == 0,
         "--queues are of a schedule that is made, found --step {}: leave one out", options.step);
   const ModelConfig& config = session.checkpoint.config();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "src/judge/verdict.h"
 #include "src/session/session.h"
@@ -11,7 +12,8 @@ namespace lockstep {
 // a schedule that is made of the model's sizes, or read; or decode steps in one launch. Throws
 // Error where the model, the device or the schedule does not allow it. The schedule is kept in the
 // session, and so lives as long as its engine.
-void use_executor(const InstructionOptions& options, Session& session);
+void use_executor(const InstructionOptions& options, const std::vector<std::string>& replaced,
+                  Session& session);
 
 // Writes the timeline that the session has at its path, in which Perfetto shows it; nothing where
 // none was asked for. Throws Error where no step was computed that has one.

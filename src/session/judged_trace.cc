@@ -91,6 +91,11 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
         "--model it was made with",
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
+  const auto weights = manifest.provenance.find("weights_xxh3");
+  check(weights == manifest.provenance.end() || weights->second == checkpoint.weights_hash(),
+        "{} was made with other weights than {} has, of the same config: give the --model it was "
+        "made with",
+        path, checkpoint.dir());
   opened.interleaved = naming(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
   return opened;
 }

@@ -372,6 +372,12 @@ Result run_modes(const ModesRun& run) {
                     served[i].tokens.end()},
          .argmax = served[i].argmax});
   summarise(result, {.reason = ledger.main_reason()});
+  // Held to each other alone, all may be wrong alike.
+  if (result.verdict == RunVerdict::clean)
+    result.story = fmt::format(
+        "{} nodes are alike in {} ways of serving; whether they are right was not judged, which "
+        "a run without --modes does",
+        result.judged, wanted.size() + 1);
   if (run.ranks) run.ranks->end(result);
   return result;
 }

@@ -40,6 +40,7 @@ Session open_model(const ModelOptions& options) {
   session.engine.graph =
       session.engine.device != Device::cpu && options.graph != "off" && options.ops.empty();
   session.ops = ops_of(session.engine.device);
+  std::vector<std::string> replaced_names;
   if (!options.ops.empty()) {
     ReplacedOps replaced = replace_ops(session.ops, options.ops, session.engine.device);
     session.ops = std::move(replaced.ops);
@@ -48,8 +49,9 @@ Session open_model(const ModelOptions& options) {
     session.user_ops = fmt::format("{} of {}{}", fmt::join(replaced.names, ", "), options.ops,
                                    covers ? " (within layers decoder_layer alone)" : "");
     session.user_ops_file = options.ops;
+    replaced_names = replaced.names;
   }
-  use_executor(options.instructions, session);
+  use_executor(options.instructions, replaced_names, session);
   if (!std::filesystem::exists(std::filesystem::path(options.model) / "tokenizer.json"))
     return session;
   session.tokenizer = Tokenizer::open(options.model);

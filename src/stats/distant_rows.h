@@ -9,23 +9,30 @@
 #include <span>
 #include <vector>
 
+#include "src/stats/error_sums.h"
 #include "src/stats/moments.h"
 #include "src/stats/row_loops.h"
 
 namespace lockstep {
 
-// The sums of one row. Offsets are of the first element of those that are as bad as the worst; of
-// misrounded ones -1 where there are none. Of a row of class exact, `sums` and the offsets alone.
+// The sums of one row. Of a row of class exact, `sums`, the worst elements and `compared` alone.
 struct DistantRow {
+  // The first element of those that are as bad as the worst; offset -1: there is none.
+  struct Worst {
+    int64_t offset = -1;
+    double want = 0, got = 0;
+  };
   // A head, or the row where its elements share a part of their variance.
   struct Group {
     GroupSums sums;
-    int64_t worst = 0, misrounded = -1;
+    Worst worst, misrounded;
   };
 
   RowSums sums;
   Moments moments;  // but for the gain, and for what is made of groups
-  int64_t worst = 0, misrounded = -1;
+  Worst worst, misrounded;
+  uint64_t hash = 0;   // hash_of_row()
+  ErrorSums compared;  // of nothing where the models' rows were not there
   std::vector<Group> groups;
 };
 

@@ -4,34 +4,33 @@
 
 namespace lockstep {
 
-Meter::Row Meter::measure(int64_t position, const RowNumbers& row, const DistantRow& from) const {
+Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain) const {
   const bool exact = options_.node_class == NodeClass::exact;
   Row measured{.position = position};
   Measure& of = measured.measure;
-  take(from.sums, std::ssize(row.got), of);
-  measured.size = root_mean(from.sums.power, std::ssize(row.got));
-  const auto element = [&](int64_t i, double budgets) {
-    return beside_row(Element{position, i, row.want[i], row.got[i], budgets}, measured.size);
+  take(from.sums, row_size_, of);
+  measured.size = root_mean(from.sums.power, row_size_);
+  const auto element = [&](const DistantRow::Worst& worst, double budgets) {
+    return Element{position, worst.offset, worst.want, worst.got, budgets};
   };
-  if (from.sums.different > 0) of.misrounded = element(from.misrounded, from.sums.most_differing);
-  measured.any_worst = !row.got.empty() && (!exact || from.sums.different > 0);
-  if (measured.any_worst) of.worst = exact ? *of.misrounded : element(from.worst, from.sums.most);
+  if (from.sums.different > 0)
+    of.misrounded = beside_row(element(from.misrounded, from.sums.most_differing), measured.size);
+  measured.any_worst = row_size_ > 0 && (!exact || from.sums.different > 0);
+  if (measured.any_worst)
+    of.worst =
+        exact ? *of.misrounded : beside_row(element(from.worst, from.sums.most), measured.size);
   if (exact) return measured;
   measured.sum = from.moments;
-  measured.sum.gain = row.gain;
+  measured.sum.gain = gain;
   for (const DistantRow::Group& group : from.groups) {
-    // Slices have their elements as fp32, as WeighedRow has.
-    const auto in_slice = [&](int64_t i, float budgets) {
-      return Element{position, i, row.want[i], to_f32(row.got[i]), budgets};
-    };
     NodeSlice slice;
-    slice.worst = in_slice(group.worst, group.sums.most);
-    if (group.misrounded >= 0)
-      slice.misrounded_worst = in_slice(group.misrounded, group.sums.most_misrounded);
+    slice.worst = element(group.worst, group.sums.most);
+    if (group.misrounded.offset >= 0)
+      slice.misrounded_worst = element(group.misrounded, group.sums.most_misrounded);
     end_group(measured, group.sums, slice);
   }
   measured.sum.end_row();
-  measured.hash = hash_of_row(row);
+  measured.hash = from.hash;
   return measured;
 }
 

@@ -280,6 +280,25 @@ Lanes<kAmounts> sum_group(const RowNumbers& row, const double* of_op, const doub
 
 }  // namespace
 
+uint64_t hash_of_row(std::span<const double> want, std::span<const double> got) {
+  thread_local std::vector<uint64_t> factors;
+  for (size_t i = factors.size(); i < want.size(); ++i) factors.push_back(hash_factor(i));
+  const double *w = want.data(), *g = got.data();
+  const uint64_t* const f = factors.data();
+  const size_t count = want.size();
+  uint64_t sum = 0;
+  on_widest_vectors([&]() __attribute__((always_inline)) {
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t both = uint64_t{std::bit_cast<uint32_t>(to_f32(w[i]))} << 32 |
+                            std::bit_cast<uint32_t>(to_f32(g[i]));
+      const uint64_t term = both * f[i];
+      sum += term ^ (term >> 32);
+    }
+  });
+  return sum;
+}
+
 GroupSums sum_group(const RowNumbers& row, std::span<const double> shared,
                     std::span<const double> carried, const StoredRow& stored,
                     const WeighedRow& weighed, size_t first, size_t count) {

@@ -79,6 +79,19 @@ RowSums look_at_row(const RowNumbers& row, DType dtype, bool exact, StoredRow& s
 void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, Moments& sum,
                WeighedRow& weighed);
 
+// A hash of what a row came to. It is of the exact result as fp32: what a row holds besides does
+// not depend on which rows it was computed with, the last bits of fp64 do; and of what was stored
+// as fp32. A sum over elements, each with a factor of its own, modulo 2^64: in whatever order it is
+// made, by whatever device, it is the same.
+uint64_t hash_of_row(std::span<const double> want, std::span<const double> got);
+// The odd factor of an element: splitmix64.
+constexpr uint64_t hash_factor(uint64_t element) {
+  uint64_t x = (element + 1) * 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return (x ^ (x >> 31)) | 1;
+}
+
 // The sums over some neighbours of a row.
 struct GroupSums {
   Scatter scatter;

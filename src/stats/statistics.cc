@@ -11,7 +11,6 @@
 #include <limits>
 
 #include "kernels/base/dtype.h"
-#include "probes/digest.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
@@ -65,14 +64,6 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
   worst_of_columns_.resize(row_size_);
   most_of_columns_.resize(row_size_, -1);
   most_misrounded_of_columns_.resize(row_size_, -1);
-}
-
-// It is of the exact result as fp32: what a row holds besides does not depend on which rows it was
-// computed with, the last bits of fp64 do.
-uint64_t Meter::hash_of_row(const RowNumbers& row) {
-  std::vector<float> want(row.want.begin(), row.want.end());
-  return hash_of(want.data(), want.size() * sizeof(float)) * 3 +
-         hash_of(row.got.data(), row.got.size_bytes());
 }
 
 Element Meter::beside_row(Element e, double size) {
@@ -318,7 +309,7 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row, WeighedRow ro
   if (exact) return measured;
   end_groups(measured, row, stored_row);
   measured.sum.end_row();
-  measured.hash = hash_of_row(row);
+  measured.hash = hash_of_row(row.want, row.got);
   return measured;
 }
 

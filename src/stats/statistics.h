@@ -129,8 +129,8 @@ class Meter {
   void add(int64_t position, const RowNumbers& row);
   // room: of a row that is over, to be used again.
   Row measure(int64_t position, const RowNumbers& row, WeighedRow room = {}) const;
-  // The same of a row that was measured elsewhere. row: got, want and gain.
-  Row measure(int64_t position, const RowNumbers& row, const DistantRow& from) const;
+  // The same of a row that was measured elsewhere, of an op with that Budget::gain.
+  Row measure(int64_t position, const DistantRow& from, double gain) const;
   // Adds rows whose elements are elsewhere; they are the ones of `elements` from `first` on.
   void add(std::span<Row> rows, const DistantRows& elements, size_t first);
   // Whether every element is kept, so that it must be measured here.
@@ -145,8 +145,6 @@ class Meter {
     bool different;
   };
 
-  // A hash of what the row came to.
-  static uint64_t hash_of_row(const RowNumbers& row);
   // With the difference beside the size of its row: the root mean square of the exact results.
   static Element beside_row(Element e, double size);
   static std::optional<Element> beside_row(const std::optional<Element>& e, double size);

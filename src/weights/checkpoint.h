@@ -48,6 +48,9 @@ class Checkpoint {
   // Identity of config and weights for manifests, as 16 hex digits: xxh3 of the config's text, the
   // header of every file, and 4 KiB of data out of every MiB.
   std::string fingerprint() const;
+  // The same of every byte of the weights, which the fingerprint, a sample, does not tell apart:
+  // xxh3 of the hashes of all pieces of 16 MiB, made by all cores. Reads the files whole.
+  std::string weights_hash() const;
 
  private:
   std::string dir_;

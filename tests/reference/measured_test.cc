@@ -39,6 +39,38 @@ class Distant final : public Oracle {
   bool measures_;
 };
 
+// Shows what another model does as if it lay on a device, where nobody here may look.
+class There final : public ReferenceModel, private Sink {
+ public:
+  explicit There(std::unique_ptr<ReferenceModel> of) : of_(std::move(of)) {}
+  void run(const PassInfo& pass, Probe& probe) override {
+    to_ = &probe;
+    of_->run(pass, own_);
+    EXPECT_EQ(own_.failure(), "");
+  }
+  std::shared_ptr<const void> held() const override { return of_->held(); }
+  void bring(const std::shared_ptr<const void>& held, int64_t first,
+             const TensorView& to) const override {
+    of_->bring(held, first, to);
+  }
+  void follow(Routes routes) override { of_->follow(std::move(routes)); }
+  void end(int32_t request) override { of_->end(request); }
+
+ private:
+  bool wants(const Point& point, int layer) const override { return to_->wants(point, layer); }
+  void begin(const PassInfo&) override {}
+  void record(const Record& record) override {
+    TensorView shown = record.tensor;
+    if (!record.point->is_cache()) shown.device = Device::cuda;
+    (*to_)(*record.point, record.layer, record.rows, shown);
+  }
+  void end() override {}
+
+  std::unique_ptr<ReferenceModel> of_;
+  Probe* to_ = nullptr;
+  Probe own_{this};
+};
+
 using Passes = std::vector<Pass>;
 RecordedTensor& tensor_in(Pass& pass, const Place& place) {
   return const_cast<RecordedTensor&>(*pass.find(*place.point, place.layer));
@@ -159,8 +191,17 @@ class MeasuredRows : public testing::TestWithParam<int> {
 
   Result judged(const Passes& passes, bool distant) {
     asked_ = std::make_unique<Distant>(*oracle_, distant);
+    const auto model = [&](DType compute) {
+      return open_reference().model(
+          stored_.checkpoint(), {.dtype = DType::bf16, .gpu = distant ? GetParam() : -1}, compute);
+    };
+    std::unique_ptr<ReferenceModel> exact = model(DType::f64), rounded = model(DType::bf16);
+    if (distant && GetParam() < 0) {
+      exact = std::make_unique<There>(std::move(exact));
+      rounded = std::make_unique<There>(std::move(rounded));
+    }
     Judge judge(stored_.manifest(HuggingFacePasses::every(RoundingContract::fused)), *asked_,
-                nullptr, nullptr, {});
+                exact.get(), rounded.get(), {});
     for (const Pass& pass : seen_again(passes)) judge.judge(pass);
     return judge.finish({}, true);
   }
@@ -250,9 +291,12 @@ TEST_P(MeasuredRows, ComeToWhatTheirElementsDo) {
         const int64_t position = asked.rows[i].position;
         meter.add(position,
                   {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround, b.gain});
-        measured.push_back(distant.measure(
-            position, {.got = row(seen), .want = row(there.want), .gain = gain_of(p.op, there)},
-            there.measured->row(i)));
+        const DistantRow of_row = there.measured->row(i);
+        // Rows that are measured here are known again by the same hash.
+        if (!is_exact) {
+          EXPECT_EQ(of_row.hash, hash_of_row(row(here.want), row(seen))) << where;
+        }
+        measured.push_back(distant.measure(position, of_row, gain_of(p.op, there)));
       }
       distant.add(measured, *there.measured, first);
     }
@@ -313,6 +357,9 @@ void expect_same(const Result& a, const Result& b, const std::string& where) {
     expect_near(p.worst_t2, q.worst_t2, at);
     expect_near(p.worst_of_row, q.worst_of_row, at);
     expect_near(p.introduced_rms, q.introduced_rms, at);
+    EXPECT_EQ(p.compared, q.compared) << at;
+    expect_near(p.propagated_rms, q.propagated_rms, at);
+    expect_near(p.total_rms, q.total_rms, at);
   }
 }
 

@@ -163,6 +163,9 @@ TEST(ResultScreen, SaysOfNoTokenThatABugChangedItWhereRoundingMayHave) {
   Result r = rope_bug();
   r.requests[1].flips[0].explained = true;
   expect_line(screen(r), "effect   none of 7 tokens differs by it; 1 differs as rounding allows");
+  // Rows of the prompt whose logits were compared are counted with those that chose a token.
+  r.logits->compared = 15;
+  expect_line(screen(r), "effect   none of 15 choices differs by it; 1 differs as rounding allows");
 }
 
 // Nobody is said to have made an error that another op of its region may have made, nor a NaN that

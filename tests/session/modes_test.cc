@@ -209,6 +209,8 @@ TEST(RunWithModes, TellsByItsExitStatusAndNeedsNoReference) {
   const Outcome clean = call_lockstep(run + "all --format json");
   EXPECT_EQ(clean.status, 0) << clean.err;
   EXPECT_NE(clean.out.find("\"verdict\": \"clean\""), std::string::npos) << clean.out;
+  EXPECT_NE(clean.out.find("whether they are right was not judged"), std::string::npos);
+  EXPECT_EQ(clean.out.find("No bug"), std::string::npos) << "nothing was held to what is right";
   const Outcome wrong = call_lockstep(run + "poison --fault last-page-tail-unmasked@layer=1");
   EXPECT_EQ(wrong.status, 1) << wrong.err;
   EXPECT_NE(wrong.out.find("diverged: layer 1 attn.out"), std::string::npos) << wrong.out;

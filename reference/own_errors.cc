@@ -1,0 +1,128 @@
+// The formulas of the files in src/judge/ops that are named as the op, with the reasons for them,
+// are these, an op of LibTorch a step over all rows at once; a test holds the two together, element
+// by element. What is one number a row is made on the host, so that it is the same number.
+#include "reference/own_errors.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "reference/bridge.h"
+#include "src/judge/contracts.h"
+#include "src/stats/roundoff.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kUnit = kAccumulatorRoundoff;
+
+struct OwnErrors {
+  at::Tensor limit, variance;
+  at::Tensor shared;  // undefined: none
+};
+
+// Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
+at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
+  return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
+      .to(like.device(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+OwnErrors errors_of_sum(const Exact& e) {
+  const auto n = static_cast<double>(e.terms);
+  const at::Tensor size = kUnit * tensor_of(e.magnitude);
+  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}};
+}
+
+// Rows of one scale: a head's, of the norms of queries and keys.
+OwnErrors errors_of_norm(const Exact& e) {
+  const at::Tensor size = kUnit * tensor_of(e.want).abs();
+  const auto n = static_cast<double>(e.terms);
+  const double walk = walk_of(n) / 2 + 3;
+  at::Tensor of_rows = walk * size;
+  if (!e.serial_error.empty()) {
+    std::vector<double> deviations;
+    for (const double error : e.serial_error) deviations.push_back(std::hypot(walk, error / 2));
+    of_rows = column_of(deviations, size) * size.reshape({std::ssize(deviations), -1});
+  }
+  const at::Tensor shared = of_rows.square();
+  return {(kLambda * std::sqrt(n) / 2 + 8) * size, shared, shared};
+}
+
+OwnErrors errors_of_rope(const Exact& e) {
+  const at::Tensor size = tensor_of(e.want).abs(), turned = tensor_of(e.turned);
+  const at::Tensor most = 4 * tensor_of(e.angle) * kUnit;
+  const at::Tensor square = 3 * (tensor_of(e.angle) * kUnit).square();
+  return {4 * kUnit * tensor_of(e.magnitude) + (most * turned + most.square() / 2 * size),
+          (0.85 * kUnit * tensor_of(e.x1c_x2s)).square() +
+              (square * turned.square() + 0.75 * (square * size).square()),
+          {}};
+}
+
+OwnErrors errors_of_silu_mul(const Exact& e) {
+  const at::Tensor size = kUnit * tensor_of(e.want).abs(), of_sigmoid = tensor_of(e.magnitude);
+  const at::Tensor underflow = 88 * kLeastNormal * tensor_of(e.factor).abs();
+  return {16 * size + kUnit * of_sigmoid + underflow,
+          (3 * size).square() + (0.3 * kUnit * of_sigmoid).square() + underflow.square(),
+          {}};
+}
+
+// Each head has a score and each row a number of keys; all else is an element's.
+OwnErrors errors_of_attention(const Exact& e) {
+  const int64_t dim = e.shape.last(), heads = e.shape[1];
+  const auto width = static_cast<double>(dim);
+  const auto by_heads = [dim](const Numbers& x) { return tensor_of(x).reshape({-1, dim}); };
+  const at::Tensor o = by_heads(e.want).abs(), score = tensor_of(e.score).reshape({-1, 1});
+  std::vector<double> terms, logarithms;
+  for (const double n : e.row_terms)
+    for (int64_t head = 0; head < heads; ++head)
+      terms.push_back(n), logarithms.push_back(std::log(n));
+  const at::Tensor n = column_of(terms, o);
+  const at::Tensor ds = std::sqrt(width) * kUnit * score + 4 * kUnit;
+  const at::Tensor es = (walk_of(width) + 1) * kUnit * score + 4 * kUnit;
+  const at::Tensor shared = es.square() * by_heads(e.spread_squares) +
+                            ((2 + score + column_of(logarithms, o)) * kUnit * o).square();
+  const at::Tensor sum = 2 * kUnit * kUnit * n * (o * o / 9 + by_heads(e.weighted_squares) / 6);
+  return {
+      2 * kLambda * ds * by_heads(e.spread) + kLambda * n.sqrt() * kUnit * by_heads(e.magnitude),
+      shared + sum, shared};
+}
+
+std::optional<OwnErrors> errors_of(OpKind op, const Exact& e) {
+  if (!e.steps.empty() || !e.ties.empty()) return std::nullopt;
+  switch (op) {
+    case OpKind::gather:
+    case OpKind::add: {
+      const at::Tensor none = at::zeros_like(tensor_of(e.want));
+      return OwnErrors{none, none, {}};
+    }
+    case OpKind::linear:
+      return errors_of_sum(e);
+    case OpKind::norm:
+      return errors_of_norm(e);
+    case OpKind::rope:
+      return errors_of_rope(e);
+    case OpKind::silu_mul:
+      return errors_of_silu_mul(e);
+    case OpKind::attention:
+      if (rounds_weights(e.contract)) return std::nullopt;
+      return errors_of_attention(e);
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
+                at::Tensor& shared) {
+  const std::optional<OwnErrors> errors = errors_of(op, e);
+  if (errors) limit = errors->limit, variance = errors->variance, shared = errors->shared;
+  return errors.has_value();
+}
+
+}  // namespace lockstep
