@@ -47,10 +47,10 @@ void check_layer(const DecodeLayer& l, const DecodeStep& s) {
 }  // namespace
 
 int64_t decode_step_packed(const DecodeStep& s) {
-  constexpr int64_t kTile = 16, kMostContext = 32768, kMostClusterLayers = 48;
+  constexpr int64_t kTile = 16, kMostContext = 32768, kMostClusterLayers = 48, kMostRows = 4;
   const DecodeLayer& l = s.layers[0];
   const int64_t page = l.cache.page_size(), table = s.attention.page_table.shape[1];
-  const bool fits = s.tokens.count() == 1 && std::ssize(s.layers) <= kMostClusterLayers &&
+  const bool fits = s.tokens.count() <= kMostRows && std::ssize(s.layers) <= kMostClusterLayers &&
                     s.embed.shape[1] == 1024 && s.heads == 16 && s.kv_heads == 8 &&
                     s.head_dim == 128 && s.intermediate == 3072 &&
                     s.lm_head.shape[0] % kTile == 0 && page % kTile == 0 &&
@@ -71,8 +71,8 @@ int64_t decode_step_workspace(const DecodeStep& s) {
   constexpr int64_t kOther = 1024, kMostShares = 64, kClusterSums = 22 * 4;
   const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim, rows = s.tokens.count();
   const int64_t words = 2 * (q + kv) + 2 * s.embed.shape[1] + s.intermediate;
-  return kOther + kClusterSums * s.embed.shape[1] +
-         rows * (words * 4 + s.heads * kMostShares * (s.head_dim + 2) * 8);
+  return kOther + rows * (kClusterSums * s.embed.shape[1] + words * 4 +
+                          s.heads * kMostShares * (s.head_dim + 2) * 8);
 }
 
 void check_decode_step(const DecodeStep& s) {

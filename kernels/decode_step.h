@@ -34,6 +34,17 @@ inline constexpr std::array<std::string_view, 3> kDecodeMarks = {"begin", "waite
 
 inline constexpr int64_t kMostDecodeBlocks = 256;
 
+// The words by which a step by clusters says how far it is, to whoever reads its taps meanwhile: of
+// each layer, of some columns of the logits each, and of the tokens.
+struct DecodeProgress {
+  static constexpr uint32_t kOfLayer = 144, kOfColumns = 112;  // what they come to
+  static constexpr int64_t kColumns = 3584;
+  int64_t layers, vocab;
+
+  int64_t token_word() const { return layers + (vocab + kColumns - 1) / kColumns; }
+  int64_t bytes() const { return (token_word() + 1) * int64_t{sizeof(uint32_t)}; }
+};
+
 struct DecodeStep {
   std::span<const DecodeLayer> layers;
   TensorView embed, final_norm, lm_head;  // [vocab, hidden], [hidden], [vocab, hidden]
@@ -58,6 +69,9 @@ struct DecodeStep {
   // the caller's, as long as steps are launched; with `pack` the launch writes it first.
   TensorView packed;
   bool pack = false;
+  // [DecodeProgress::bytes()]  u8, or empty: zeroed before the launch of a step by clusters, and
+  // raised by it. Digests that wait for it are queued after DigestMaker::wait_begun.
+  TensorView progress;
 };
 
 // Computes what the ops of the table compute with the same roundings: a norm, a product with its
@@ -73,11 +87,12 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step);
 // heads of 64 or 128, certain numbers of heads of q to one of K and V. Values are not looked at.
 void check_decode_step(const DecodeStep& step);
 
-// The bytes of packed weights that a step of these sizes can use: 0 unless it is one row of the
-// Qwen3-0.6B shape, of 48 layers at most, with at most 32768 positions in pages of a multiple
-// of 16. A device that has not seven GPCs of 16 free multiprocessors computes it as any other, and
-// so does a step without them.
+// The bytes of packed weights that a step of these sizes can use: 0 unless it is of four
+// rows at most of the Qwen3-0.6B shape, of 48 layers at most, with at most 32768 positions in pages
+// of a multiple of 16. decode_step_packed_cuda: on the device of its workspace, 0 unless that has
+// seven GPCs of 16 free multiprocessors. A step without them is computed as any other.
 int64_t decode_step_packed(const DecodeStep& step);
+int64_t decode_step_packed_cuda(const DecodeStep& step);
 
 // The bytes of workspace that a step of these sizes takes on any device.
 int64_t decode_step_workspace(const DecodeStep& step);

@@ -111,6 +111,7 @@ struct FusedOps {
   // A whole decode step, for who asks for it by name (src/model/persistent_executor.h): its sums
   // are in an order of its own, and its bits not those of its pieces.
   std::function<void(const OpContext&, const DecodeStep& step)> decode_step;
+  std::function<int64_t(const DecodeStep& step)> decode_step_packed;
   // The table whose ops are the pieces; borrowed. Null where there are no fused ops but a user's.
   const Ops* pieces = nullptr;
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ class DigestSink {
   virtual void take(Pass pass) = 0;
 };
 
+// When a tensor is there that is made by a launch which goes on meanwhile.
+using ReadyOf = std::function<Ready(const Point& point, int layer)>;
+
 // Receives what a model shows, in the order in which it is made. Calls come pass by pass, begin(),
 // records, end(), on the thread that runs the model.
 class Sink {
@@ -48,6 +52,10 @@ class Sink {
   // Where it wants no more of passes on a device than their digests, and some tensors: who takes
   // them. Null: it wants to be shown the tensors.
   virtual DigestSink* digests() { return nullptr; }
+  // From here to the end of the pass tensors are shown while a launch on the device makes them, if
+  // the sink returns that it waits for each as it is told; and none of them is looked at before the
+  // launch.
+  virtual bool waits(const ReadyOf&) { return false; }
   virtual void begin(const PassInfo& pass) = 0;
   virtual void record(const Record& record) = 0;
   virtual void end() = 0;  // of the pass
@@ -69,6 +77,8 @@ class Probe {
   bool wants(const Point& point, int layer) const {
     return sink_ != nullptr && sink_->wants(point, layer);
   }
+
+  bool waits(const ReadyOf& ready) { return sink_ != nullptr && sink_->waits(ready); }
 
   void begin(const PassInfo& pass);
   void end();

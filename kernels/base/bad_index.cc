@@ -65,6 +65,12 @@ void refuse(const BadIndex& bad) {
           "decode_step: block {} waited {} seconds for {}, and the step was given up: use "
           "--executor ops, or report it",
           at, limit, found < 0 ? "memory" : fmt::format("numbers of layer {}", found));
+    case Of::digest_wait:
+      fail(
+          "a digest waited {} seconds for the decode step that makes its tensor, and went on "
+          "without "
+          "it: use --executor ops, or report it",
+          limit);
     case Of::none:
       break;
   }

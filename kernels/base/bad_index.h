@@ -24,6 +24,7 @@ struct BadIndex {
     routed_expert,   // routing_weights: limit logits, found at index `at`
     used_expert,     // expert_matmul: limit experts, found at index `at`
     step_wait,       // decode_step: block `at` waited limit seconds in layer found (-1: for memory)
+    digest_wait,     // digest: block `at` waited limit seconds for a decode step
   };
   Of of = Of::none;
   int64_t limit = 0, found = 0, at = 0;

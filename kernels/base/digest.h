@@ -41,6 +41,14 @@ struct Digest {
   }
 };
 
+// When a tensor is there that a launch makes which goes on meanwhile: once a word of the device's
+// memory, which it raises, is at least `least`. Null: it is there.
+struct Ready {
+  const uint32_t* words = nullptr;
+  uint32_t least = 0;
+  int64_t columns = 0;  // of a row, that each of several words tells of; 0: one tells of all
+};
+
 // A digest that is wanted of a tensor with dense rows in the memory of a CUDA device. Every pointer
 // is of the device. How many rows there are is known there alone: so that a graph can do the same
 // job for passes of any length, `rows` is read when it is done.
@@ -50,9 +58,10 @@ struct DigestJob {
   int64_t row_bytes = 0;
   const int32_t* rows = nullptr;
   int64_t most_rows = 0;  // what there is room for: what `rows` says beyond that is left out
+  Ready ready;
 
   Digest* out = nullptr;
-  uint64_t* row_hashes = nullptr;  // xxh3-64 of each row
+  uint64_t* row_hashes = nullptr;  // xxh3-64 of each row; null: not wanted
 };
 
 // Row hashes that are wanted of what the attention of each request reads of a K/V cache,
@@ -74,6 +83,7 @@ struct CacheJob {
   // caches of the same requests.
   uint64_t* row_hashes = nullptr;
   int64_t cache_index = 0;
+  Ready ready;
 };
 
 // The part of a device's runtime that makes digests there.
@@ -93,6 +103,9 @@ struct DigestMaker {
   CUstream_st* digest_stream = nullptr;
   CUstream_st* cache_digest_stream = nullptr;
   std::function<void(CUstream_st* later, CUstream_st* earlier)> stream_wait;
+  // The same, of the last decode step that was launched with words to raise: until all of it has
+  // begun, after which nothing can keep it from being done.
+  std::function<void(CUstream_st* later)> wait_begun;
   // An event that a stream reaches when all that it has queued so far is done. wait_event waits for
   // it, in any thread, and destroys it.
   std::function<void*(CUstream_st* stream)> record_event;

@@ -114,7 +114,8 @@ __device__ void hash_by_warps(const Work& work, unsigned request, int64_t begin,
 
 // kStripes: all jobs fit xxh3::Groups.
 template <bool kStripes>
-__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ JobTable table) {
+__global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__ JobTable table,
+                                                         BadIndex* bad) {
   const int thread = threadIdx.x;
   const int index = table.first.job_of(blockIdx.x, table.count);
   const Work& work = table.of[index];
@@ -123,6 +124,7 @@ __global__ __launch_bounds__(kThreads, 4) void hash_rows(const __grid_constant__
   const int64_t rows = rows_of(work.job, request);
   if (begin == 0 && thread == 0) work.job.hashed[request] = rows;
   if (begin >= rows) return;
+  await_ready(work.job.ready, 0, 1, bad);
   uint64_t* out = row_hashes_of(work.job, request);
   if constexpr (kStripes)
     hash_by_groups(work, request, begin, rows, out);
@@ -162,7 +164,7 @@ void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream) {
   }
   if (blocks == 0) return;
   const auto kernel = std::ranges::all_of(jobs, fits_stripes) ? hash_rows<true> : hash_rows<false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table, bad_index_report());
   cuda_check(cudaGetLastError(), "the launch of cache hashes");
 }
 

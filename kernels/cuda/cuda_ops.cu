@@ -39,6 +39,7 @@ extern "C" const Ops* lockstep_cuda_ops(int index, DeviceRuntime* runtime) {
                 .gate_up_silu = OnDevice<gate_up_silu_cuda>::call,
                 .decode_step =
                     compute_capability() < 90 ? nullptr : OnDevice<decode_step_cuda>::call,
+                .decode_step_packed = decode_step_packed_cuda,
                 .pieces = &ops},
   };
   *runtime = cuda_runtime(index);

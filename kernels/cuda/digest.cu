@@ -351,7 +351,7 @@ __device__ void finish(const Work& work, Input input, int64_t count, const Place
   if (threadIdx.x != 0) return;
   out.hash = hash;
   out.count = input.size() / work.element;
-  if (input.rows() == 1) *work.job.row_hashes = hash;
+  if (input.rows() == 1 && work.job.row_hashes != nullptr) *work.job.row_hashes = hash;
 }
 
 // Whether all parts of a tensor are ready now; for all threads of the block.
@@ -370,7 +370,7 @@ __device__ bool is_last(const Places& places, int64_t count) {
 }
 
 __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ JobTable table,
-                                                      char* scratch) {
+                                                      char* scratch, BadIndex* bad) {
   const int mine = threadIdx.x;
   const int index = table.first.job_of(blockIdx.x, table.count);
   const Work& work = table.of[index];
@@ -378,7 +378,9 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Jo
   const Input input(work);
   if (item >= work.parts) {
     const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.job.row_bytes;
-    if (input.rows() == 1 || row >= input.rows()) return;
+    if (input.rows() == 1) return;
+    await_ready(work.job.ready, input.size() / work.element, bytes / work.element, bad);
+    if (row >= input.rows()) return;
     const uint64_t hash = xxh3::hash(input, row * bytes, bytes);
     if (mine % kWarp == 0) work.job.row_hashes[row] = hash;
     return;
@@ -386,6 +388,8 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Jo
   const int64_t count = max(int64_t{1}, (input.size() + kPart - 1) / kPart);
   if (item >= count) return;
   const Places places(table, index, scratch);
+  await_ready(work.job.ready, min((item + 1) * kPart, input.size()) / work.element - 1,
+              work.job.row_bytes / work.element, bad);
   sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.tensor_scratch);
   if (is_last(places, count)) finish(work, input, count, places);
 }
@@ -411,7 +415,8 @@ Launch launch_of(std::span<const DigestJob> jobs) {
           "a digest covers fewer than 2^32 elements, found {}: use a smaller --chunk",
           job.most_rows * job.row_bytes / work.element);
     work.parts = std::max<int64_t>(1, (job.most_rows * job.row_bytes + kPart - 1) / kPart);
-    work.row_blocks = job.most_rows > 1 ? (job.most_rows + kWarps - 1) / kWarps : 0;
+    const bool hashes_rows = job.most_rows > 1 && job.row_hashes != nullptr;
+    work.row_blocks = hashes_rows ? (job.most_rows + kWarps - 1) / kWarps : 0;
     launch.blocks += work.blocks();
     work.scratch = std::exchange(launch.scratch, launch.scratch + work.bytes());
   }
@@ -420,78 +425,17 @@ Launch launch_of(std::span<const DigestJob> jobs) {
   return launch;
 }
 
+}  // namespace
+
 void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream) {
   const Launch launch = launch_of(jobs);
   if (launch.blocks == 0) return;
   cuda_check(cudaMemsetAsync(scratch, 0, launch.tensor_scratch_bytes, stream), "cudaMemsetAsync");
   digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
-      launch.table, static_cast<char*>(scratch));
+      launch.table, static_cast<char*>(scratch), bad_index_report());
   cuda_check(cudaGetLastError(), "the launch of digests");
 }
 
-int64_t scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
-
-void* record_event(CUstream_st* stream) {
-  cudaEvent_t event = nullptr;
-  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-             "cudaEventCreateWithFlags");
-  cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
-  return event;
-}
-
-void wait_event(void* recorded) {
-  auto* event = static_cast<cudaEvent_t>(recorded);
-  const cudaError_t status = cudaEventSynchronize(event);
-  cudaEventDestroy(event);
-  cuda_check(status, "cudaEventSynchronize");
-}
-
-// One event of a device serves all calls, because a wait refers to what the event recorded at that
-// time.
-struct StreamEvent {
-  cudaEvent_t event = [] {
-    cudaEvent_t made = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    return made;
-  }();
-};
-
-void stream_wait(CUstream_st* later, CUstream_st* earlier) {
-  cudaEvent_t event = of_current_device<StreamEvent>().event;
-  cuda_check(cudaEventRecord(event, earlier), "cudaEventRecord");
-  cuda_check(cudaStreamWaitEvent(later, event), "cudaStreamWaitEvent");
-}
-
-CUstream_st* new_stream() {
-  CUstream_st* made = nullptr;
-  cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  return made;
-}
-struct DigestStreams {
-  CUstream_st* digest_stream = new_stream();
-  CUstream_st* cache_digest_stream = new_stream();
-};
-
-}  // namespace
-
-DigestMaker device_digests(int index) {
-  use_device(index);
-  const auto& streams = of_current_device<DigestStreams>();
-  const auto here = [index](auto function) {
-    return [index, function](auto... arguments) {
-      // A thread works on device 0 until it says otherwise, and its first call takes memory there.
-      use_device(index);
-      return function(arguments...);
-    };
-  };
-  return {.digest = here(make_digests),
-          .scratch_bytes = scratch_bytes,
-          .hash_caches = here(hash_caches),
-          .digest_stream = streams.digest_stream,
-          .cache_digest_stream = streams.cache_digest_stream,
-          .stream_wait = here(stream_wait),
-          .record_event = here(record_event),
-          .wait_event = here(wait_event)};
-}
+int64_t digest_scratch_bytes(std::span<const DigestJob> jobs) { return launch_of(jobs).scratch; }
 
 }  // namespace lockstep

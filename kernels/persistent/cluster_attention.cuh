@@ -15,14 +15,14 @@ class WarpAttention {
  public:
   static constexpr int kPositions = 8;  // half a tile: a unit
 
-  __device__ WarpAttention(const Shared& shared, const Place& place, float score_scale)
-      : shared_(shared), place_(place), scale_(score_scale), lane_(threadIdx.x % kWarp) {}
+  __device__ WarpAttention(const Tiles& tiles, float score_scale)
+      : tiles_(tiles), scale_(score_scale), lane_(threadIdx.x % kWarp) {}
 
   // Reads K and V of a unit, whose slot is at `slot`, into registers. Odd rows read their halves
   // the other way round, so that eight lanes read all banks.
   __device__ void load(int unit, uint32_t slot) {
     const int tile = unit / 2, half = unit % 2;
-    live_ = place_.context - (place_.newest - kTeam * tile) * kTile - kPositions * half;
+    live_ = tiles_.context - (tiles_.newest - kTeam * tile) * kTile - kPositions * half;
     const uint32_t at = slot + tile % 2 * (kSlotBytes / 2) + half * kPositions * kDim * 2;
     const uint32_t swap = lane_ & 4 ? 64 : 0, k = at + lane_ / 4 * kDim * 2 + lane_ % 4 * 16;
     keys_[0] = load_shared(k + swap);
@@ -41,9 +41,9 @@ class WarpAttention {
     }
   }
 
-  __device__ void read_q() {
+  __device__ void read_q(const uint32_t* from) {
     if (lane_ >= 16) return;
-    const uint32_t* q = shared_.q + (lane_ / 4 % 2) * (kDim / 2) + lane_ / 8 * (kDim / 4);
+    const uint32_t* q = from + (lane_ / 4 % 2) * (kDim / 2) + lane_ / 8 * (kDim / 4);
     q_[0] = *reinterpret_cast<const uint4*>(q + 4 * (lane_ % 4));
     q_[1] = *reinterpret_cast<const uint4*>(q + 4 * (lane_ % 4) + kDim / 8);
   }
@@ -78,7 +78,8 @@ class WarpAttention {
   }
 
   // To shared memory, as what warp `number` has.
-  __device__ void keep(Shared& shared, int number) {
+  template <typename Memory>
+  __device__ void keep(Memory& shared, int number) {
     for (int o = 4; o < kWarp; o *= 2) weight_ += __shfl_xor_sync(~0u, weight_, o);
     for (int h = 0; h < kGroup; ++h)
       *reinterpret_cast<float4*>(&shared.outputs[number][h][4 * lane_]) = {sum_[h][0], sum_[h][1],
@@ -112,8 +113,7 @@ class WarpAttention {
     return is_live() ? sum * scale_ : -INFINITY;
   }
 
-  const Shared& shared_;
-  const Place& place_;
+  const Tiles& tiles_;
   const float scale_;
   const int lane_;
   uint4 keys_[4], q_[2] = {};

@@ -5,15 +5,20 @@
 
 namespace lockstep::persistent::clustered {
 
-template <bool kAttends>
-class ClusterComputer : HeadComputer {
+template <bool kAttends, int kRequests>
+class ClusterComputer : HeadComputer<kRequests> {
+  using Base = HeadComputer<kRequests>;
+  using Base::a_, Base::c_, Base::shared_, Base::place_, Base::warp_, Base::lane_, Base::slots_;
+  using Base::attend, Base::normalise, Base::multiply_published, Base::sums_at;
+  using Base::layer_, Base::phase_, Base::epoch_, Base::layer, Base::mark, Base::await;
+  using Gain = typename Base::Gain;
+
  public:
-  __device__ ClusterComputer(const ClusterStep& step, Shared& shared, const Place& place,
+  __device__ ClusterComputer(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
                              uint32_t epoch)
-      : HeadComputer(step, shared, place, epoch) {}
+      : Base(step, shared, place, epoch) {}
 
   __device__ void run() {
-    read_turn();
 #pragma unroll 1
     for (layer_ = 0; layer_ < a_.layers; ++layer_) {
       slots_.data = kept(slots_.data);
@@ -39,7 +44,7 @@ class ClusterComputer : HeadComputer {
     held.take(a_, slots_, warp_, lane_, layer_);
     normalise(input, gain, place_.cluster == 0 ? layer().norm_out : nullptr);
     mark(Part::qkv, 1);
-    multiply_columns<kQkvSlots / 2>(held, input, shared_.sums, warp_, lane_);
+    multiply_columns<kQkvSlots / 2, kRequests>(held, input, shared_.sums, warp_, lane_);
     pass_by(kQkv, kThreads + 2 * kWarp);
     mark(Part::qkv, 2);
   }
@@ -51,8 +56,8 @@ class ClusterComputer : HeadComputer {
     await(shared_.attention_came, phase_, kAttentionBytes);
     mark(Part::o, 1);
     const Turn turn = {epoch_ + layer_};
-    publish(c_.o_sums + sums_at(kAttending, turn.buffer()),
-            multiply_rows<kOSlots>(held, shared_.attention, lane_), turn.bit());
+    multiply_published(held, shared_.attention[0], kGroup * kDim,
+                       c_.o_sums + sums_at(kAttending, turn.buffer()), turn.bit());
     mark(Part::o, 2);
   }
 
@@ -65,7 +70,7 @@ class ClusterComputer : HeadComputer {
       held.take(a_, slots_, warp_, lane_, layer_);
       normalise(input, gain, place_.cluster == kAttending ? layer().mlp_norm_out : nullptr);
       mark(Part::gate_up, 1);
-      multiply_columns<kUnits>(held, input, shared_.sums, warp_, lane_);
+      multiply_columns<kUnits, kRequests>(held, input, shared_.sums, warp_, lane_);
       pass_by(kGateUp, kThreads + 2 * kWarp);
       mark(Part::gate_up, 2);
     }
@@ -75,8 +80,8 @@ class ClusterComputer : HeadComputer {
     await(shared_.act_came, phase_, kUnits * kUnitBytes);
     mark(Part::down, 1);
     const Turn turn = {epoch_ + layer_};
-    publish(c_.down_sums + sums_at(kClusters, turn.buffer()),
-            multiply_rows<kUnits>(held, shared_.act, lane_), turn.bit());
+    multiply_published(held, shared_.act[0], kMostUnits * kUnit / 2,
+                       c_.down_sums + sums_at(kClusters, turn.buffer()), turn.bit());
     mark(Part::down, 2);
   }
 
@@ -96,12 +101,12 @@ class ClusterComputer : HeadComputer {
         Held<4> held;
         held.take(a_, slots_, warp_, lane_, layer_);
         await_sums();
-        multiply_columns<2>(held, input, sums, warp_, lane_);
+        multiply_columns<2, kRequests>(held, input, sums, warp_, lane_);
       } else {
         Held<2> held;
         held.take(a_, slots_, warp_, lane_, layer_);
         await_sums();
-        multiply_columns<1>(held, input, sums, warp_, lane_);
+        multiply_columns<1, kRequests>(held, input, sums, warp_, lane_);
       }
       pass_by(kHead + i % 2, kMeeting);
     }

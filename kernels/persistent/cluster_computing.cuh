@@ -46,9 +46,11 @@ struct HeadPairs {
 };
 
 // The state of a computing warp, and what all its parts do.
+template <int kRequests>
 class Computing {
  protected:
-  __device__ Computing(const ClusterStep& step, Shared& shared, const Place& place, uint32_t epoch)
+  __device__ Computing(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
+                       uint32_t epoch)
       : c_(step),
         a_(step.step),
         shared_(shared),
@@ -65,15 +67,19 @@ class Computing {
   // Waits for what a barrier counts, which then counts the next layer's.
   __device__ void await(uint64_t& barrier, uint32_t parity, int bytes) const {
     await_phase(a_, shared_address(&barrier), parity, layer_);
-    if (threadIdx.x == 0) barrier_expect(shared_address(&barrier), bytes);
+    if (threadIdx.x == 0) barrier_expect(shared_address(&barrier), kRequests * bytes);
   }
   __device__ int64_t sums_at(int buffers, int buffer) const {
-    return (int64_t{buffer} * buffers + place_.cluster) * kHidden;
+    return (int64_t{buffer} * buffers + place_.cluster) * kRequests * kHidden;
   }
-  // This block's 64 rows of o or down, eight a warp, to all clusters.
-  __device__ void publish(uint32_t* sums, float sum, uint32_t turn) const {
-    if (lane_ % 4 == 0)
-      store_word(sums + place_.rank * kRows + warp_ * kOctet + lane_ / 4, in_turn(sum, turn));
+  // The products of this block's 64 rows of o or down, eight a warp, to all clusters. Requests have
+  // their inputs `pitch` words apart.
+  template <int kCount>
+  __device__ void multiply_published(const Held<kCount>& held, const uint32_t* input, int pitch,
+                                     uint32_t* sums, uint32_t turn) const {
+    const float sum = multiply_rows<kCount, kRequests>(held, input, pitch, lane_);
+    const int row = place_.rank * kRows + warp_ * kOctet + lane_ / 4;
+    if (lane_ % 4 < kRequests) store_word(sums + lane_ % 4 * kHidden + row, in_turn(sum, turn));
   }
 
   // The weights of this warp's part of a norm.
@@ -87,41 +93,47 @@ class Computing {
   __device__ void normalise(uint32_t (&input)[16], const Gain& gain, bf16* tap) {
     await(shared_.stream_came, stream_phase_, kStreamBytes);
     stream_phase_ ^= 1;
-    float squares = 0;
 #pragma unroll
-    for (int i = 0; i < kClusterBlocks; i += 4) {
-      const float4 s = *reinterpret_cast<const float4*>(shared_.squares + i);
-      squares += (s.x + s.y) + (s.z + s.w);
-    }
-    const int at = warp_ * (kDim / 2) + lane_;
-    const float scale = norm_scale(squares, kHidden, a_.eps);
-    const uint32_t low = HeadPairs::normalised_pair(shared_.stream[at], scale, gain.low);
-    const uint32_t high = HeadPairs::normalised_pair(shared_.stream[at + kWarp], scale, gain.high);
-    shared_.normed[at] = low;
-    shared_.normed[at + kWarp] = high;
-    // Every block has all of it: of the first cluster that shows it, each shows a part.
-    if (tap != nullptr && warp_ == place_.rank)
-      HeadPairs{low, high}.store(tap + warp_ * kDim, lane_);
+    for (int r = 0; r < kRequests; ++r) normalise(r, gain, tap);
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       uint4 four = {0, 0, 0, 0};
-      if (lane_ < 4)
-        four = *reinterpret_cast<const uint4*>(shared_.normed + warp_ * (kDim / 2) + lane_ * 16 +
-                                               4 * k);
+      if (lane_ < 4 * kRequests)
+        four = *reinterpret_cast<const uint4*>(shared_.stream[lane_ / 4] + warp_ * (kDim / 2) +
+                                               lane_ % 4 * 16 + 4 * k);
       input[4 * k] = four.x, input[4 * k + 1] = four.y;
       input[4 * k + 2] = four.z, input[4 * k + 3] = four.w;
     }
     __syncwarp();
   }
 
+  // The norm of one request's stream, in its place: a warp has its columns to itself.
+  __device__ void normalise(int request, const Gain& gain, bf16* tap) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kClusterBlocks; i += 4) {
+      const float4 s = *reinterpret_cast<const float4*>(shared_.squares[request] + i);
+      squares += (s.x + s.y) + (s.z + s.w);
+    }
+    const int at = warp_ * (kDim / 2) + lane_;
+    const float scale = norm_scale(squares, kHidden, a_.eps);
+    uint32_t* x = shared_.stream[request] + at;
+    const uint32_t low = HeadPairs::normalised_pair(x[0], scale, gain.low);
+    const uint32_t high = HeadPairs::normalised_pair(x[kWarp], scale, gain.high);
+    x[0] = low, x[kWarp] = high;
+    // Every block has all of it: of the first cluster that shows it, each shows a part.
+    if (tap != nullptr && warp_ == place_.rank)
+      HeadPairs{low, high}.store(tap + request * kHidden + warp_ * kDim, lane_);
+  }
+
   const ClusterStep& c_;
   const Step& a_;
-  Shared& shared_;
+  Shared<kRequests>& shared_;
   const Place& place_;
   const uint32_t epoch_;
   const int warp_, lane_;
-  SlotReader slots_;
+  SlotReader<Shared<kRequests>::kSlots> slots_;
   int layer_ = 0;
   uint32_t stream_phase_ = 0, phase_ = 0;  // of what comes twice a layer, and once
 };

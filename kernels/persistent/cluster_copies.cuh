@@ -6,9 +6,10 @@
 
 namespace lockstep::persistent::clustered {
 
+template <int kRequests>
 class CopyAhead {
  public:
-  __device__ CopyAhead(const ClusterStep& step, Shared& shared, const Place& place)
+  __device__ CopyAhead(const ClusterStep& step, Shared<kRequests>& shared, const Place& place)
       : c_(step),
         a_(step.step),
         shared_(shared),
@@ -29,7 +30,8 @@ class CopyAhead {
         for (const CUtensorMap& map : c_.cache[layer_])
           asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
         weights(kQkvSlots, pace);
-        positions();
+#pragma unroll 1
+        for (int r = 0; r < kRequests; ++r) positions(r);
         weights(kOSlots, pace);
       }
       weights(3 * place_.units(), pace);
@@ -82,13 +84,14 @@ class CopyAhead {
     }
   }
 
-  // The tiles of the layer from the newest on, two a slot. A tile on a page that is none stays
+  // The tiles of a request from the newest on, two a slot. A tile on a page that is none stays
   // away.
-  __device__ void positions() {
+  __device__ void positions(int request) {
+    const int count = shared_.tiles_of(request).count;
+    const int* tiles = shared_.tiles[request];
 #pragma unroll 1
-    for (int tile = 0; tile < place_.tiles; tile += 2) {
-      const int first = shared_.tiles[tile];
-      const int second = tile + 1 < place_.tiles ? shared_.tiles[tile + 1] : -1;
+    for (int tile = 0; tile < count; tile += 2) {
+      const int first = tiles[tile], second = tile + 1 < count ? tiles[tile + 1] : -1;
       await_room(1, c_.pace.positions);
       const int slot = take(((first >= 0) + (second >= 0)) * 2 * kTileBytes);
       const uint32_t to = data_ + slot * kSlotBytes, barrier = full_ + 8 * slot;
@@ -111,7 +114,8 @@ class CopyAhead {
 
   const ClusterStep& c_;
   const Step& a_;
-  Shared& shared_;
+  static constexpr int kSlots = Shared<kRequests>::kSlots;
+  Shared<kRequests>& shared_;
   const Place& place_;
   const uint32_t data_, full_, empty_;
   const char* from_ = nullptr;

@@ -6,24 +6,28 @@
 
 namespace lockstep::persistent::clustered {
 
-class HeadComputer : protected Computing {
+template <int kRequests>
+class HeadComputer : protected Computing<kRequests> {
  protected:
-  __device__ HeadComputer(const ClusterStep& step, Shared& shared, const Place& place,
+  using Base = Computing<kRequests>;
+  using Base::a_, Base::shared_, Base::place_, Base::warp_, Base::lane_, Base::slots_;
+  using Base::layer_, Base::phase_, Base::layer, Base::mark, Base::await;
+  __device__ HeadComputer(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
                           uint32_t epoch)
-      : Computing(step, shared, place, epoch) {}
+      : Base(step, shared, place, epoch) {}
 
-  // The angles of this warp's head, if it turns one.
-  __device__ void read_turn() {
-    if (place_.attends && warp_ <= kGroup)
-      for (int i = 0; i < 2; ++i)
-        turn_[i] = Rotation({a_.cos, a_.sin, a_.positions, a_.entries, kDim / 2, a_.bad}, 0,
-                            2 * lane_ + i);
+  __device__ void attend() {
+    mark(Part::attention, 0);
+#pragma unroll 1
+    for (int r = 0; r < kRequests; ++r) attend_to(r);
+    mark(Part::attention, 2);
   }
-  __device__ void attend();
 
  private:
+  __device__ void attend_to(int request);
+
   // The heads of q, K and V, a warp each: to where attention reads them, and into the cache.
-  __device__ void finish_heads() {
+  __device__ void finish_heads(int request, const Tiles& tiles) {
     const Layer& w = layer();
     const bool is_q = warp_ < kGroup, is_k = warp_ == kGroup;
     HeadPairs head, gain;
@@ -32,31 +36,37 @@ class HeadComputer : protected Computing {
       gain = {load_pair_early(weights + 2 * lane_),
               load_pair_early(weights + kDim / 2 + 2 * lane_)};
     }
-    await(shared_.qkv_came, phase_, kQkvBytes);
-    head.read(shared_.qkv + warp_ * (kDim / 2), lane_);
-    const int at = (is_q ? place_.kv_head * kGroup + warp_ : place_.kv_head) * kDim;
+    if (request == 0) await(shared_.qkv_came, phase_, kQkvBytes);
+    head.read(shared_.qkv[request] + warp_ * (kDim / 2), lane_);
+    const int kv_head = request * kKvHeads + place_.kv_head;
+    const int at = (is_q ? kv_head * kGroup + warp_ : kv_head) * kDim;
     const bool shows = place_.member == warp_;
     if (is_q || is_k) {
       head.normalise(gain, a_.eps);
       bf16* normed = is_q ? w.q_norm_out : w.k_norm_out;
       if (shows && normed != nullptr) head.store(normed + at, lane_);
-      head.rotate(turn_);
+      Rotation turn[2];
+      for (int i = 0; i < 2; ++i) {
+        const float2 angle = shared_.angles[request][2 * lane_ + i];
+        turn[i].cos = angle.x, turn[i].sin = angle.y;
+      }
+      head.rotate(turn);
       bf16* roped = is_q ? w.q_rope_out : w.k_rope_out;
       if (shows && roped != nullptr) head.store(roped + at, lane_);
     }
     if (is_q)
       head.store(reinterpret_cast<bf16*>(shared_.q + warp_ * (kDim / 2)), lane_);
-    else if (place_.has_last)
-      append(is_k ? 0 : 1, head);
+    else if (tiles.has_last)
+      append(request, tiles, is_k ? 0 : 1, head);
   }
   // The row of this step into its tile, once the tile's copies are there, and into the cache.
-  __device__ void append(int is_v, const HeadPairs& head) {
+  __device__ void append(int request, const Tiles& tiles, int is_v, const HeadPairs& head) {
     slots_.await(a_, slots_.ahead(0), layer_);
-    const int row = (place_.context - 1) % kTile;
+    const int row = (tiles.context - 1) % kTile;
     char* tile = shared_.ring[0] + slots_.at + is_v * (kSlotBytes / 4);
     head.store(reinterpret_cast<bf16*>(tile + row * kDim * 2), lane_);
-    const int64_t slot = a_.slots[0];
-    if (slot >= a_.pool && lane_ == 0) report(a_.bad, BadIndex::Of::slot, a_.pool, slot, 0);
+    const int64_t slot = a_.slots[request];
+    if (slot >= a_.pool && lane_ == 0) report(a_.bad, BadIndex::Of::slot, a_.pool, slot, request);
     if (slot < 0 || slot >= a_.pool) return;
     bf16* cache = is_v ? layer().cache_v : layer().cache_k;
     head.store(cache + (slot * kKvHeads + place_.kv_head) * kDim, lane_);
@@ -64,37 +74,36 @@ class HeadComputer : protected Computing {
 
   // This warp's 32 elements of the block's share of attention, to that block of the team which has
   // these elements of all shares.
-  __device__ void hand_on_share() const;
-
-  Rotation turn_[2];
+  __device__ void hand_on_share(int request, int units) const;
 };
 
-inline __device__ void HeadComputer::attend() {
-  mark(Part::attention, 0);
+template <int kRequests>
+inline __device__ void HeadComputer<kRequests>::attend_to(int request) {
+  const Tiles tiles = shared_.tiles_of(request);
   // Units of eight positions, two a tile. The warps that finish no head begin with the newest ones,
   // and read theirs before the heads are there; not those of the tile that lacks this step's row.
   constexpr int kTileUnits = 2, kSlotUnits = 2 * kTileUnits, kHeadWarps = kGroup + 2;
-  const int units = kTileUnits * place_.tiles, first = (warp_ + kWarps - kHeadWarps) % kWarps;
+  const int units = kTileUnits * tiles.count, first = (warp_ + kWarps - kHeadWarps) % kWarps;
   const bool has_unit = first < units;
-  const bool early = has_unit && warp_ >= kHeadWarps && !(place_.has_last && first < kTileUnits);
-  const SlotReader::Ahead slot = slots_.ahead(first / kSlotUnits);
-  WarpAttention attention(shared_, place_, a_.score_scale);
+  const bool early = has_unit && warp_ >= kHeadWarps && !(tiles.has_last && first < kTileUnits);
+  const auto slot = slots_.ahead(first / kSlotUnits);
+  WarpAttention attention(tiles, a_.score_scale);
   const auto load_first = [&] {
     slots_.await(a_, slot, layer_);
     attention.load(first, slots_.data + slot.at);
   };
-  if (warp_ < kHeadWarps) finish_heads();
+  if (warp_ < kHeadWarps) finish_heads(request, tiles);
   if (early) load_first();
   meet(kAll, kThreads);
-  mark(Part::attention, 1);
-  attention.read_q();
+  if (request == 0) mark(Part::attention, 1);
+  attention.read_q(shared_.q);
   if (has_unit) {
     if (!early) load_first();
     attention.add(false);
   }
 #pragma unroll 1
-  for (int s = 0; 2 * s < place_.tiles; ++s) {
-    const SlotReader::Ahead own = slots_.ahead(0);
+  for (int s = 0; 2 * s < tiles.count; ++s) {
+    const auto own = slots_.ahead(0);
     slots_.await(a_, own, layer_);
     const int unit = kSlotUnits * s + (first + kWarps - kSlotUnits * s % kWarps) % kWarps;
     if (s > 1 && unit < kSlotUnits * (s + 1) && unit < units) {
@@ -102,19 +111,19 @@ inline __device__ void HeadComputer::attend() {
       attention.add(true);
     }
     // Copies come into the slot after the row that was stored here.
-    if (s == 0 && place_.has_last && warp_ >= kGroup && warp_ < kHeadWarps) fence_before_copies();
+    if (s == 0 && tiles.has_last && warp_ >= kGroup && warp_ < kHeadWarps) fence_before_copies();
     __syncwarp();
     if (lane_ == 0) slots_.free(own);
     slots_.advance(1);
   }
   if (has_unit) attention.keep(shared_, first);
   meet(kAll, kThreads);
-  hand_on_share();
-  mark(Part::attention, 2);
+  hand_on_share(request, units);
 }
 
-inline __device__ void HeadComputer::hand_on_share() const {
-  const int live = min(kWarps, 2 * place_.tiles), i = lane_ % kWarps;
+template <int kRequests>
+inline __device__ void HeadComputer<kRequests>::hand_on_share(int request, int units) const {
+  const int live = min(kWarps, units), i = lane_ % kWarps;
   const int h = warp_ / (kDim / kShare), dim = warp_ % (kDim / kShare) * kShare + lane_;
   const float own = i < live ? shared_.most[h][i] : -INFINITY;
   float most = own, weight = i < live ? shared_.weight[h][i] : 0, sum = 0;
@@ -131,9 +140,9 @@ inline __device__ void HeadComputer::hand_on_share() const {
   const uint4 words = words_of_lanes<1>(__float_as_uint(sum), 4 * piece);
   const uint32_t came = shared_address(&shared_.shares_came);
   if (lane_ < kWarps)
-    store_in(to, shared_address(shared_.shares[place_.member]) + piece * 16, words, came);
+    store_in(to, shared_address(shared_.shares[request][place_.member]) + piece * 16, words, came);
   if (lane_ == 0)
-    store_in(to, shared_address(shared_.scales[place_.member]),
+    store_in(to, shared_address(shared_.scales[request][place_.member]),
              uint2{__float_as_uint(most), __float_as_uint(weight)}, came);
 }
 

@@ -1,7 +1,8 @@
-// The decode step of one row by seven clusters of 16 blocks, each on a GPC of its own: tensor
-// parallelism within a chip. A cluster that attends owns two KV heads, one by each team of eight
-// blocks: their rows of q, k, v, their positions, their columns of o. Every cluster owns some of
-// the MLP and has the whole stream, 64 columns a block. Only the sums of o and down cross clusters.
+// The decode step of up to four rows, one of each request, by seven clusters of 16 blocks, each on
+// a GPC of its own: tensor parallelism within a chip. A cluster that attends owns two KV heads, one
+// by each team of eight blocks: their rows of q, k, v, their positions, their columns of o. Every
+// cluster owns some of the MLP and has the whole stream, 64 columns a block. Only the sums of o and
+// down cross clusters.
 //
 // Weights lie in the order of their use (cluster_pack.cuh): a block streams its own through a ring.
 //
@@ -18,6 +19,7 @@
 
 #include <cuda.h>
 
+#include "kernels/decode_step.h"
 #include "kernels/persistent/cluster.cuh"
 
 namespace lockstep::persistent::clustered {
@@ -39,7 +41,7 @@ static_assert(kHidden == kWarps * kDim && kRows == kWarps * kOctet && kShare == 
               kTeamRows == 4 * kTileRows && kGroup == 2);
 
 // Slots of the ring: two a tile of 16 rows by all columns, or 64 rows by 128 columns.
-constexpr int kSlots = 12, kQkvSlots = 2 * kTeamRows / kTileRows;
+constexpr int kQkvSlots = 2 * kTeamRows / kTileRows;
 constexpr int kOSlots = 2 * kGroup * kDim / 128;
 constexpr int kAttendingSlots = kQkvSlots + kOSlots + 3 * kUnitsAttending;
 constexpr int kOtherSlots = 3 * kUnitsOther;
@@ -63,8 +65,8 @@ struct ClusterStep {
   // K and V of each layer as [pool][kv_heads][dim], of which a copy takes 16 rows of a head.
   CUtensorMap cache[kMostClusterLayers][2];
   const char* packed;
-  uint32_t* o_sums;     // [2][kAttending][kHidden]
-  uint32_t* down_sums;  // [2][kClusters][kHidden]
+  uint32_t* o_sums;     // [2][kAttending][rows][kHidden]
+  uint32_t* down_sums;  // [2][kClusters][rows][kHidden]
   Pace pace;
   // Which cluster the blocks on a multiprocessor play, or kNone: memory is read faster by some
   // GPCs than by others, and the hardware deals clusters out anew for each launch.
@@ -72,39 +74,65 @@ struct ClusterStep {
   unsigned char role[kMostMultiprocessors];
 };
 
+// A request as a block sees it: the tiles of its positions that are this block's, which lie kTeam
+// tiles apart.
+struct Tiles {
+  int context, count;
+  int newest;    // the number of the newest of them
+  int has_last;  // whether that one has the newest position
+
+  __device__ Tiles(const Step& a, int row, int member, bool attends) {
+    context = min(context_of(a, row), kMostContext);
+    const int all = (context + kTile - 1) / kTile;
+    count = attends && all > member ? (all - 1 - member) / kTeam + 1 : 0;
+    newest = member + kTeam * (count - 1);
+    has_last = count > 0 && newest == all - 1;
+  }
+};
+
 // The shared memory of a block, of which others of the cluster store into some.
+template <int kRequests>
 struct Shared {
+  static constexpr int kSlots = kRequests == 1 ? 12 : kRequests == 2 ? 11 : 10;
   char ring[kSlots][kSlotBytes];
   union {
-    float outputs[kWarps][kGroup][kDim];             // of attention, by warp
-    float sums[kMostUnits * kTileRows * kSumPitch];  // of products, by row and warp
-    float head_sums[2][2 * kTileRows * kSumPitch];
+    float outputs[kWarps][kGroup][kDim];  // of attention, by warp
+    // Sums of products, by row, request and warp.
+    float sums[kMostUnits * kTileRows * kRequests * kSumPitch];
+    float head_sums[2][2 * kTileRows * kRequests * kSumPitch];
   };
   // Pairs of bf16. The cluster's: the whole stream, the output of its heads, its act; the team's:
-  // the rows of its KV head. This block's own: the norm, q as attention reads it.
-  uint32_t stream[kHidden / 2], normed[kHidden / 2], qkv[kHeadRows / 2], q[kGroup * kDim / 2];
-  uint32_t act[kMostUnits * kUnit / 2], attention[kGroup * kDim];
-  alignas(16) float shares[kTeam][kShare];  // of attention, from the team
-  alignas(16) float scales[kTeam][2];       // their maxima and weights
-  alignas(16) float squares[kClusterBlocks];
+  // the rows of its KV head. This block's own: q as attention reads it.
+  uint32_t stream[kRequests][kHidden / 2];
+  uint32_t qkv[kRequests][kHeadRows / 2], q[kGroup * kDim / 2];
+  uint32_t act[kRequests][kMostUnits * kUnit / 2], attention[kRequests][kGroup * kDim];
+  alignas(16) float shares[kRequests][kTeam][kShare];  // of attention, from the team
+  alignas(16) float scales[kRequests][kTeam][2];       // their maxima and weights
+  alignas(16) float squares[kRequests][kClusterBlocks];
+  float2 angles[kRequests][kDim / 2];                  // cosines and sines
   float most[kGroup][kWarps], weight[kGroup][kWarps];  // of attention, by warp
   Layer layers[kMostClusterLayers];
-  int tiles[kMostTiles];  // where they begin in the pool, or -1
+  alignas(16) char tile_memory[kRequests * sizeof(Tiles)];
+  int tiles[kRequests][kMostTiles];  // where they begin in the pool, or -1
   // Barriers: of the slots, and of what others store here.
   uint64_t full[kSlots], empty[kSlots];
   uint64_t stream_came, qkv_came, shares_came, attention_came, act_came;
   int role;  // as the multiprocessor that this block is on has it
-};
-static_assert(sizeof(Shared) <= 232448);
 
-// Bytes that come in a turn of each barrier.
+  __device__ Tiles& tiles_of(int request) { return reinterpret_cast<Tiles*>(tile_memory)[request]; }
+};
+constexpr int kMostRequests = 4;
+static_assert(sizeof(Shared<1>) <= 232448 && sizeof(Shared<2>) <= 232448 &&
+              sizeof(Shared<kMostRequests>) <= 232448);
+
+// Bytes of a request that come in a turn of each barrier.
 constexpr int kStreamBytes = kHidden * 2 + kClusterBlocks * 4;
 constexpr int kQkvBytes = kHeadRows * 2, kSharesBytes = kTeam * (kShare * 4 + 8);
 constexpr int kAttentionBytes = 2 * kGroup * kDim * 2;
 constexpr int kUnitBytes = kUnit * 2;  // of act
 
 // Named barriers of a block.
-constexpr int kAll = 1, kQkv = 2, kGateUp = 3, kHead = 4, kHeadFree = 6;
+constexpr int kAll = 1, kQkv = 2, kGateUp = 3, kHead = 4, kHeadFree = 6, kLayersDone = 8;
 
 // The first column of the MLP that is a cluster's.
 __device__ inline int first_act_of(int cluster) {
@@ -115,10 +143,8 @@ __device__ inline int first_act_of(int cluster) {
 // The place of a block in the step, as each of its threads knows it.
 struct Place {
   int cluster, rank, team, member, kv_head;  // member of the team
-  int context, tiles;                        // tiles of positions: those of this block
-  int newest;                                // the number of the newest of them
   int head_tiles;                            // of lm_head
-  bool attends, has_last;                    // whether this block has the newest position
+  bool attends;
 
   __device__ Place(const Step& a, int cluster_number) : cluster(cluster_number) {
     rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
@@ -126,11 +152,6 @@ struct Place {
     member = rank % kTeam;
     kv_head = 2 * cluster + team;
     attends = cluster < kAttending;
-    context = min(context_of(a, 0), kMostContext);
-    const int all = (context + kTile - 1) / kTile;
-    tiles = attends && all > member ? (all - 1 - member) / kTeam + 1 : 0;
-    newest = member + kTeam * (tiles - 1);
-    has_last = tiles > 0 && newest == all - 1;
     head_tiles = (a.vocab / kTileRows - block() + kBlocks - 1) / kBlocks;
   }
   __device__ int block() const { return cluster * kClusterBlocks + rank; }
@@ -151,6 +172,25 @@ struct Turn {
   __device__ int buffer() const { return static_cast<int>(uses & 1); }
   __device__ uint32_t bit() const { return (uses >> 1 & 1) ^ 1; }  // memory begins with zeros
 };
+
+// The words of the progress that columns of the logits have.
+__device__ inline int columns_words(const Step& a) {
+  constexpr int kColumns = DecodeProgress::kColumns;
+  return (a.vocab + kColumns - 1) / kColumns;
+}
+// By a warp whose taps of a layer, or of some columns of the logits, are stored, and those of the
+// warps that it met since: says so to who reads them meanwhile.
+__device__ inline void raise_progress(const Step& a, int word) {
+  if (a.progress == nullptr) return;
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0)
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.progress + word) : "memory");
+}
+// A warp in each block raises the word of a layer, and those with the stream in two clusters; one
+// in each block that of a pair of tiles.
+static_assert(DecodeProgress::kOfLayer == kBlocks + 2 * kClusterBlocks &&
+              DecodeProgress::kOfColumns == kBlocks &&
+              DecodeProgress::kColumns == 2 * kTileRows * kBlocks);
 
 __device__ inline void mark_time(const Step& a, int layer, Part part, int mark) {
   if (a.timeline == nullptr || threadIdx.x % kWarp != 0) return;

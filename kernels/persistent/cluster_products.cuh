@@ -7,12 +7,14 @@
 namespace lockstep::persistent::clustered {
 
 // The computing warps' place in the ring, in bytes: a slot's barrier lies 8 bytes after the last.
+template <int kSlots>
 struct SlotReader {
   uint32_t data, full, empty;
   uint32_t at = 0, phase = 0;
   static constexpr uint32_t kBytes = kSlots * kSlotBytes;
 
-  __device__ explicit SlotReader(Shared& shared)
+  template <typename Memory>
+  __device__ explicit SlotReader(Memory& shared)
       : data(shared_address(shared.ring)),
         full(shared_address(shared.full)),
         empty(shared_address(shared.empty)) {}
@@ -43,18 +45,19 @@ struct Held {
   uint4 fragment[4 * kCount];
 
   // Each lane waits for a slot of its own, since waits cost much.
-  __device__ void take(const Step& a, SlotReader& reader, int warp, int lane, int layer) {
-    const SlotReader::Ahead own = reader.ahead(lane < kCount ? lane : 0);
+  template <typename Reader>
+  __device__ void take(const Step& a, Reader& reader, int warp, int lane, int layer) {
+    const typename Reader::Ahead own = reader.ahead(lane < kCount ? lane : 0);
     if (lane < kCount) reader.await(a, own, layer);
     __syncwarp();
     uint32_t from = reader.data + reader.at + warp * (kSlotBytes / kWarps) + lane * 16;
-    const uint32_t end = reader.data + SlotReader::kBytes;
+    const uint32_t end = reader.data + Reader::kBytes;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) fragment[4 * i + j] = load_shared(from + 512 * j);
       from += kSlotBytes;
-      if (from >= end) from -= SlotReader::kBytes;
+      if (from >= end) from -= Reader::kBytes;
     }
     __syncwarp();
     if (lane < kCount) reader.free(own);
@@ -69,8 +72,8 @@ __device__ inline void multiply_add(float (&sum)[4], const uint4& rows, uint32_t
 }
 
 // Tiles of 16 rows by all columns, of which this warp has 128: its share of the sums to
-// sums[row][warp]. The input is column 0 of the operand.
-template <int kTiles>
+// sums[row][request][warp]. Requests are columns of the operand.
+template <int kTiles, int kRequests>
 __device__ void multiply_columns(const Held<2 * kTiles>& held, const uint32_t (&input)[16],
                                  float* sums, int warp, int lane) {
   float c[kTiles][4] = {};
@@ -79,12 +82,17 @@ __device__ void multiply_columns(const Held<2 * kTiles>& held, const uint32_t (&
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
       multiply_add(c[m], held.fragment[8 * m + step], input[2 * step], input[2 * step + 1]);
-  if (lane % 4 != 0) return;
+  constexpr int kRow = kRequests * kSumPitch;
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    float* to = sums + (kTileRows * m + lane / 4) * kSumPitch + warp;
-    to[0] = c[m][0];
-    to[kOctet * kSumPitch] = c[m][2];
+  for (int i = 0; i < 2; ++i) {
+    const int request = 2 * (lane % 4) + i;
+    if (request >= kRequests) continue;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      float* to = sums + (kTileRows * m + lane / 4) * kRow + request * kSumPitch + warp;
+      to[0] = c[m][i];
+      to[kOctet * kRow] = c[m][2 + i];
+    }
   }
 }
 // Over the warps.
@@ -94,16 +102,21 @@ __device__ inline float sum_of_warps(const float* sums) {
   return ((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w));
 }
 
-// Eight rows of this warp by 128 columns a slot; returns the sum of row lane / 4 in lanes 4 i. Of
-// 32 columns a fragment has 16 as rows 0 to 7 of its tile, whose input is column 0 of the operand,
-// and 16 as rows 8 to 15, whose input is column 1.
-template <int kCount>
-__device__ float multiply_rows(const Held<kCount>& held, const uint32_t* input, int lane) {
+// Eight rows of this warp by 128 columns a slot; returns the sum of row lane / 4 for request
+// lane % 4. Of 32 columns a fragment has 16 as rows 0 to 7 of its tile, whose input is column 2 r
+// of the operand for request r, and 16 as rows 8 to 15, whose input is the next one. Inputs of
+// requests lie `pitch` words apart.
+template <int kCount, int kRequests>
+__device__ float multiply_rows(const Held<kCount>& held, const uint32_t* input, int pitch,
+                               int lane) {
+  static_assert(kRequests <= 4);
   float even[4] = {}, odd[4] = {};
   uint2 b[4 * kCount];
 #pragma unroll
   for (int i = 0; i < 4 * kCount; ++i)
-    b[i] = lane < 8 ? *reinterpret_cast<const uint2*>(input + 16 * i + 2 * lane) : uint2{0, 0};
+    b[i] = lane < 8 * kRequests
+               ? *reinterpret_cast<const uint2*>(input + lane / 8 * pitch + 16 * i + 2 * (lane % 8))
+               : uint2{0, 0};
 #pragma unroll
   for (int i = 0; i < 4 * kCount; ++i)
     multiply_add(i % 2 == 0 ? even : odd, held.fragment[i], b[i].x, b[i].y);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/digest.cuh"
 #include "kernels/persistent/cluster_computer.cuh"
 #include "kernels/persistent/cluster_copies.cuh"
 #include "kernels/persistent/cluster_helpers.cuh"
@@ -15,7 +16,8 @@ namespace clustered {
 namespace {
 
 // The barriers and what does not depend on which cluster this is.
-__device__ void prepare(const ClusterStep& c, Shared& shared) {
+template <int kRequests>
+__device__ void prepare(const ClusterStep& c, Shared<kRequests>& shared) {
   const Step& a = c.step;
   const int thread = static_cast<int>(threadIdx.x);
   // Word by word, since threads that read arguments far apart are served one after another.
@@ -26,7 +28,7 @@ __device__ void prepare(const ClusterStep& c, Shared& shared) {
   if (thread != 0) return;
   const int number = multiprocessor_number();
   shared.role = number < kMostMultiprocessors ? c.role[number] : ClusterStep::kNone;
-  for (int i = 0; i < kSlots; ++i) {
+  for (int i = 0; i < Shared<kRequests>::kSlots; ++i) {
     barrier_init(shared_address(shared.full + i), 1);
     barrier_init(shared_address(shared.empty + i), kWarps);
   }
@@ -34,14 +36,15 @@ __device__ void prepare(const ClusterStep& c, Shared& shared) {
                             &shared.attention_came, &shared.act_came})
     barrier_init(shared_address(barrier), 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  barrier_expect(shared_address(&shared.stream_came), kStreamBytes);
-  barrier_expect(shared_address(&shared.qkv_came), kQkvBytes);
-  barrier_expect(shared_address(&shared.shares_came), kSharesBytes);
-  barrier_expect(shared_address(&shared.attention_came), kAttentionBytes);
+  barrier_expect(shared_address(&shared.stream_came), kRequests * kStreamBytes);
+  barrier_expect(shared_address(&shared.qkv_came), kRequests * kQkvBytes);
+  barrier_expect(shared_address(&shared.shares_came), kRequests * kSharesBytes);
+  barrier_expect(shared_address(&shared.attention_came), kRequests * kAttentionBytes);
 }
 
 // The cluster that its blocks play: what is known of one of their multiprocessors, all on one GPC.
-__device__ int cluster_of(const Shared& shared) {
+template <int kRequests>
+__device__ int cluster_of(const Shared<kRequests>& shared) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   uint32_t role;
   asm volatile("ld.shared::cluster.u32 %0, [%1];"
@@ -53,18 +56,23 @@ __device__ int cluster_of(const Shared& shared) {
   return static_cast<int>(__shfl_sync(~0u, role, __ffs(static_cast<int>(known)) - 1));
 }
 
-// The rest of it: where this block's tiles are.
-__device__ void prepare(const Step& a, Shared& shared, const Place& place) {
+// The rest of it: where this block's tiles of a request are, and its angles.
+template <int kRequests>
+__device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& place, int request) {
   const int thread = static_cast<int>(threadIdx.x);
+  const Tiles tiles(a, request, place.member, place.attends);
+  if (thread == 0) shared.tiles_of(request) = tiles;
   const int64_t pages = a.pool / a.page_size;
-  for (int i = thread; i < place.tiles; i += kBlockThreads) {
-    const int position = (place.newest - kTeam * i) * kTile, entry = position / a.page_size;
-    const int page = a.table[entry];
+  for (int i = thread; i < tiles.count; i += kBlockThreads) {
+    const int position = (tiles.newest - kTeam * i) * kTile;
+    const int entry = position / a.page_size, page = a.table[request * a.table_width + entry];
     const bool is_right = page >= 0 && page < pages;
     if (!is_right) report(a.bad, BadIndex::Of::attended_page, pages, page, entry);
-    shared.tiles[i] = is_right ? page * a.page_size + position % a.page_size : -1;
+    shared.tiles[request][i] = is_right ? page * a.page_size + position % a.page_size : -1;
   }
-  if (thread == 0) barrier_expect(shared_address(&shared.act_came), place.units() * kUnitBytes);
+  if (!place.attends || thread >= kDim / 2) return;
+  const Rotation turn({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, request, thread);
+  shared.angles[request][thread] = {turn.cos, turn.sin};
 }
 
 // The last warp of all to end says which token is best, and leaves all as the next step needs it.
@@ -73,49 +81,60 @@ __device__ void end(const Step& a, uint32_t epoch) {
   __threadfence();
   if (atomicAdd(&a.control->done, 1u) != 2 * kBlocks - 1) return;
   __threadfence();
-  a.token[0] = static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[0], 0ull)));
+  for (int row = 0; row < a.rows; ++row)
+    a.token[row] =
+        static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[row], 0ull)));
+  if (a.progress != nullptr) {
+    __threadfence();
+    store_word(a.progress + a.layers + columns_words(a), 1);
+  }
   a.control->done = 0;
   a.control->aborted = 0;
   a.control->cluster_epoch = epoch + a.layers;
 }
 
-template <bool kAttends>
-__device__ void help(const ClusterStep& c, Shared& shared, const Place& place, uint32_t epoch) {
+template <bool kAttends, int kRequests>
+__device__ void help(const ClusterStep& c, Shared<kRequests>& shared, const Place& place,
+                     uint32_t epoch) {
   const int helper = static_cast<int>(threadIdx.x / kWarp) - kWarps;
   if (helper == 1)
-    StreamKeeper(c, shared, place, epoch).run();
+    StreamKeeper<kRequests>(c, shared, place, epoch).run();
   else if (helper == 2)
-    SumMaker<kAttends, 0>(c, shared, place).run();
+    SumMaker<kAttends, 0, kRequests>(c, shared, place).run();
   else
-    SumMaker<kAttends, 1>(c, shared, place).run();
+    SumMaker<kAttends, 1, kRequests>(c, shared, place).run();
   if (helper > 1) end(c.step, epoch);
 }
 
 // The registers of a multiprocessor go to the warps that hold weights.
+template <int kRequests>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     cluster_step(const __grid_constant__ ClusterStep c) {
   extern __shared__ __align__(1024) char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  Shared<kRequests>& shared = *reinterpret_cast<Shared<kRequests>*>(memory);
   prepare(c, shared);
   __syncthreads();
   sync_cluster();
   const Place place(c.step, cluster_of(shared));
-  prepare(c.step, shared, place);
+  for (int r = 0; r < kRequests; ++r) prepare(c.step, shared, place, r);
+  if (threadIdx.x == 0)
+    barrier_expect(shared_address(&shared.act_came), kRequests * place.units() * kUnitBytes);
   const uint32_t epoch = load_word(&c.step.control->cluster_epoch);
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   if (warp >= kWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
     if (warp > kWarps)
-      place.attends ? help<true>(c, shared, place, epoch) : help<false>(c, shared, place, epoch);
+      place.attends ? help<true, kRequests>(c, shared, place, epoch)
+                    : help<false, kRequests>(c, shared, place, epoch);
     else if (threadIdx.x == kThreads)
-      CopyAhead(c, shared, place).run();
+      CopyAhead<kRequests>(c, shared, place).run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     if (place.attends)
-      ClusterComputer<true>(c, shared, place, epoch).run();
+      ClusterComputer<true, kRequests>(c, shared, place, epoch).run();
     else
-      ClusterComputer<false>(c, shared, place, epoch).run();
+      ClusterComputer<false, kRequests>(c, shared, place, epoch).run();
   }
   // Nobody stores into a block that has ended.
   __syncwarp();
@@ -124,19 +143,25 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
 // A launch of all clusters, on a stream.
 struct ClusterLaunch {
-  cudaLaunchAttribute cluster = {};
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
-  explicit ClusterLaunch(CUstream_st* stream) {
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {kClusterBlocks, 1, 1};
+  ClusterLaunch(CUstream_st* stream, unsigned shared) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {kClusterBlocks, 1, 1};
     config.gridDim = kBlocks;
     config.blockDim = kBlockThreads;
-    config.dynamicSmemBytes = sizeof(Shared);
+    config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &cluster;
+    config.attrs = attributes;
     config.numAttrs = 1;
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
+  // The event is reached when all blocks have begun.
+  void say_begun(cudaEvent_t event) {
+    attributes[1].id = cudaLaunchAttributeLaunchCompletionEvent;
+    attributes[1].val.launchCompletionEvent.event = event;
+    config.numAttrs = 2;
+  }
 };
 
 // A device, as it was found once.
@@ -148,12 +173,14 @@ struct ClusterDevice {
     std::fill_n(role, kMostMultiprocessors, ClusterStep::kNone);
     const int shared =
         number_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin, "cudaDeviceGetAttribute");
-    if (compute_capability() != 90 || shared < static_cast<int>(sizeof(Shared))) return;
-    allow<cluster_step>();
-    allow<find_blocks>();
+    if (compute_capability() != 90 || shared < static_cast<int>(sizeof(Shared<1>))) return;
+    allow<cluster_step<1>>(sizeof(Shared<1>));
+    allow<cluster_step<2>>(sizeof(Shared<2>));
+    allow<cluster_step<4>>(sizeof(Shared<4>));
+    allow<find_blocks>(sizeof(Shared<1>));
     int most = 0;
-    const ClusterLaunch launch(nullptr);
-    cuda_check(cudaOccupancyMaxActiveClusters(&most, cluster_step, &launch.config),
+    const ClusterLaunch launch(nullptr, sizeof(Shared<1>));
+    cuda_check(cudaOccupancyMaxActiveClusters(&most, cluster_step<1>, &launch.config),
                "cudaOccupancyMaxActiveClusters");
     fits = most >= kClusters;
     // Where more fit, a cluster has no GPC of its own.
@@ -162,8 +189,8 @@ struct ClusterDevice {
 
  private:
   template <auto kKernel>
-  static void allow() {
-    grant_shared<kKernel>(sizeof(Shared));
+  static void allow(unsigned shared) {
+    grant_shared<kKernel>(shared);
     cuda_check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
   }
@@ -173,7 +200,7 @@ struct ClusterDevice {
     constexpr int kTries = 8;
     int* found = nullptr;
     cuda_check(cudaMallocHost(&found, kBlocks * sizeof(int)), "cudaMallocHost");
-    const ClusterLaunch launch(cudaStreamPerThread);
+    const ClusterLaunch launch(cudaStreamPerThread, sizeof(Shared<1>));
     for (int i = 0; i < kTries; ++i) {
       cuda_check(cudaLaunchKernelEx(&launch.config, find_blocks, found), "find_blocks");
       cuda_check(cudaStreamSynchronize(cudaStreamPerThread), "find_blocks");
@@ -222,10 +249,18 @@ ClusterStep arguments_of(const Step& step, const TensorView& packed, char* sums)
     c.cache[l][1] = map_of(step.layer[l].cache_v, step.pool);
   c.packed = packed.as<const char>();
   c.o_sums = reinterpret_cast<uint32_t*>(sums);
-  c.down_sums = c.o_sums + 2 * kAttending * kHidden;
+  c.down_sums = c.o_sums + 2 * kAttending * step.rows * kHidden;
   c.pace = {};
   std::copy_n(of_current_device<ClusterDevice>().role, kMostMultiprocessors, c.role);
   return c;
+}
+
+template <int kRequests>
+void launch(CUstream_st* stream, const ClusterStep& arguments) {
+  ClusterLaunch launched(stream, sizeof(Shared<kRequests>));
+  if (arguments.step.progress != nullptr) launched.say_begun(step_begun());
+  cuda_check(cudaLaunchKernelEx(&launched.config, cluster_step<kRequests>, arguments),
+             "decode_step");
 }
 
 }  // namespace
@@ -243,9 +278,13 @@ void pack_for_clusters(CUstream_st* stream, const Step& step, const TensorView& 
 
 void launch_clusters(CUstream_st* stream, const Step& step, const TensorView& packed, char* sums) {
   using namespace clustered;
-  const ClusterLaunch launch(stream);
-  cuda_check(cudaLaunchKernelEx(&launch.config, cluster_step, arguments_of(step, packed, sums)),
-             "decode_step");
+  const ClusterStep arguments = arguments_of(step, packed, sums);
+  if (step.rows == 1)
+    launch<1>(stream, arguments);
+  else if (step.rows == 2)
+    launch<2>(stream, arguments);
+  else
+    launch<4>(stream, arguments);
 }
 
 }  // namespace lockstep::persistent

@@ -6,8 +6,8 @@
 namespace lockstep::persistent {
 
 // Bytes of the sums that clusters add up, which begin with zeros: two of o by four clusters and two
-// of down by seven.
-inline int64_t cluster_sums_bytes(int64_t hidden) { return 22 * 4 * hidden; }
+// of down by seven, of `columns` in all rows.
+inline int64_t cluster_sums_bytes(int64_t columns) { return 22 * 4 * columns; }
 
 // Whether the current device holds all clusters at once.
 bool device_fits_clusters();

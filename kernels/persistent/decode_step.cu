@@ -341,7 +341,7 @@ int64_t partial_bytes(const DecodeStep& d) {
 // The sums of clusters come last.
 int64_t workspace_bytes(const DecodeStep& d) {
   return kControlBytes + exchange_bytes(d) + partial_bytes(d) +
-         cluster_sums_bytes(d.embed.shape[1]);
+         cluster_sums_bytes(d.tokens.count() * d.embed.shape[1]);
 }
 
 void fill_sizes(Step& a, const DecodeStep& d) {
@@ -385,6 +385,7 @@ Step arguments_of(const DecodeStep& d) {
   a.exchange = reinterpret_cast<uint32_t*>(memory + kControlBytes);
   a.partial = reinterpret_cast<unsigned long long*>(memory + kControlBytes + exchange_bytes(d));
   a.bad = bad_index_report();
+  a.progress = d.progress.as<uint32_t>();
   a.timeline = d.timeline.as<unsigned long long>();
   return a;
 }
@@ -419,18 +420,18 @@ void launch(CUstream_st* stream, Step& a) {
   cuda_check(cudaLaunchKernelEx(&config, decode_step<kDim, kGroup>, a), "decode_step");
 }
 
-// Whether the step is computed by clusters: it has weights packed for them, and the device has room
-// for all of them at once.
-bool is_by_clusters(const DecodeStep& d) {
-  if (d.packed.empty()) return false;
-  const int64_t wanted = decode_step_packed(d);
-  check(d.packed.bytes() == wanted,
+void launch_by_clusters(CUstream_st* stream, const Step& a, const DecodeStep& d) {
+  const int64_t wanted = decode_step_packed_cuda(d);
+  check(wanted > 0 && d.packed.bytes() == wanted,
         "decode_step wants {} bytes of packed weights for this step, found {}: leave them out",
         wanted, d.packed.bytes());
-  return device_fits_clusters();
-}
-
-void launch_by_clusters(CUstream_st* stream, const Step& a, const DecodeStep& d) {
+  if (a.progress != nullptr) {
+    const DecodeProgress progress{a.layers, a.vocab};
+    check(d.progress.bytes() == progress.bytes(),
+          "decode_step wants {} bytes for its progress, found {}", progress.bytes(),
+          d.progress.bytes());
+    cuda_check(cudaMemsetAsync(a.progress, 0, progress.bytes(), stream), "cudaMemsetAsync");
+  }
   if (d.pack) pack_for_clusters(stream, a, d.packed);
   char* sums = reinterpret_cast<char*>(a.partial) + partial_bytes(d);
   launch_clusters(stream, a, d.packed, sums);
@@ -438,6 +439,11 @@ void launch_by_clusters(CUstream_st* stream, const Step& a, const DecodeStep& d)
 
 }  // namespace
 }  // namespace persistent
+
+int64_t decode_step_packed_cuda(const DecodeStep& step) {
+  if (step.workspace.device.kind == DeviceKind::cuda) use_device(step.workspace.device.index);
+  return persistent::device_fits_clusters() ? decode_step_packed(step) : 0;
+}
 
 void decode_step_cuda(const OpContext& context, const DecodeStep& step) {
   check_decode_step(step);
@@ -449,8 +455,8 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step) {
   check(step.workspace.bytes() >= wanted, "decode_step wants a workspace of {} bytes, found {}",
         wanted, step.workspace.bytes());
   persistent::Step a = persistent::arguments_of(step);
-  if (persistent::is_by_clusters(step))
-    return persistent::launch_by_clusters(context.stream, a, step);
+  if (!step.packed.empty()) return persistent::launch_by_clusters(context.stream, a, step);
+  check(step.progress.empty(), "decode_step raises words for a step by clusters alone");
   const int64_t group = step.heads / step.kv_heads;
   if (step.head_dim == 128 && group == 2) return persistent::launch<128, 2>(context.stream, a);
   if (step.head_dim == 128 && group == 4) return persistent::launch<128, 4>(context.stream, a);

@@ -62,6 +62,7 @@ struct Step {
   uint32_t* exchange;  // [rows][words of a row]
   unsigned long long* partial;
   BadIndex* bad;
+  uint32_t* progress;            // [DecodeProgress(layers, vocab).words()], or null
   unsigned long long* timeline;  // [blocks][layers][parts][marks], or null
 };
 

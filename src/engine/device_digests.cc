@@ -12,12 +12,16 @@ namespace {
 
 constexpr int64_t kHash = sizeof(uint64_t), kCount = sizeof(int64_t);
 // Tensors of a launch, and caches of a launch of their own: those of a few layers, so that digests
-// are made while the ops go on. Whoever computes a whole pass in one launch shows them all when it
-// is done; then what counts is that there are few launches after it.
+// are made while the ops go on. Whoever computes a whole pass in one launch shows them all at once:
+// where digests do not wait for their tensors, what counts is that there are few launches after it;
+// where they do, that no cache's keep those of an earlier layer from the few free multiprocessors.
 struct Together {
   size_t tensors = 64, caches = 8;
-  explicit Together(const Model& model) {
-    if (model.placement().make_executor) tensors = caches = DigestMaker::kMostJobs;
+  Together(const Model& model, bool waits) {
+    if (waits)
+      tensors = 40, caches = 4;
+    else if (model.placement().make_executor)
+      tensors = caches = DigestMaker::kMostJobs;
   }
 };
 
@@ -85,8 +89,29 @@ DigestJob DeviceDigests::job_of(const DigestLayout::Tap& tap) const {
           // pass.
           .rows = arguments_.counts.as<int32_t>() + (tap.point->is_of_logits() ? 1 : 0),
           .most_rows = tensor.rows(),
+          .ready = ready_of_ ? ready_of_(*tap.point, tap.layer) : Ready(),
           .out = place<Digest>(tap.digest),
           .row_hashes = place<uint64_t>(tap.hashes)};
+}
+
+// A tensor's digest, and the hashes of its rows: of long rows, whose hash by one warp would end
+// long after all else, as digests of their own.
+std::vector<DigestJob> DeviceDigests::jobs_of(const DigestLayout::Tap& tap) {
+  constexpr int64_t kLong = 32 << 10;
+  std::vector<DigestJob> jobs = {job_of(tap)};
+  const DigestJob whole = jobs[0];
+  if (whole.most_rows == 1 || whole.row_bytes < kLong) return jobs;
+  jobs[0].row_hashes = nullptr;
+  scratch_.emplace_back(Shape{whole.most_rows * int64_t{sizeof(Digest)}}, DType::u8,
+                        model_.device());
+  for (int64_t row = 0; row < whole.most_rows; ++row) {
+    DigestJob& job = jobs.emplace_back(whole);
+    job.data = static_cast<const char*>(whole.data) + row * whole.row_bytes;
+    job.most_rows = 1;
+    job.out = scratch_.back().as<Digest>() + row;
+    job.row_hashes = whole.row_hashes + row;
+  }
+  return jobs;
 }
 
 CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
@@ -104,7 +129,14 @@ CacheJob DeviceDigests::cache_job_of(const DigestLayout::Tap& tap) const {
           .pages = pool[0],
           .hashed = place<int64_t>(tap.digest),
           .row_hashes = place<uint64_t>(layout_->cache_hashes),
-          .cache_index = tap.hashes};
+          .cache_index = tap.hashes,
+          .ready = ready_of_ ? ready_of_(*tap.point, tap.layer) : Ready()};
+}
+
+bool DeviceDigests::waits(const ReadyOf& ready) {
+  if (lifetime_ == Lifetime::layer) return false;
+  ready_of_ = ready;
+  return true;
 }
 
 void DeviceDigests::record(const Record& record) {
@@ -116,28 +148,42 @@ void DeviceDigests::record(const Record& record) {
       // The model's own buffers are written again by the next layer, so that digests must be queued
       // before it on the same stream.
       flush_caches(ops_stream_);
-    else if (cache_jobs_.size() == Together(model_).caches || tap.hashes == layout_->caches - 1)
+    else if (cache_jobs_.size() == Together(model_, ready_of_ != nullptr).caches ||
+             tap.hashes == layout_->caches - 1)
       flush_caches(maker_.cache_digest_stream);
     return;
   }
   tap.tensor = record.tensor;
-  jobs_.push_back(job_of(tap));
-  if (lifetime_ == Lifetime::pass) {
-    if (jobs_.size() == Together(model_).tensors) flush(maker_.digest_stream);
-    return;
+  const bool of_layer = lifetime_ == Lifetime::layer;
+  for (const DigestJob& job : jobs_of(tap)) {
+    jobs_.push_back(job);
+    if (jobs_.size() == Together(model_, ready_of_ != nullptr).tensors)
+      flush(of_layer ? ops_stream_ : next_stream());
   }
+  if (!of_layer) return;
   flush(ops_stream_);
+  scratch_.clear();  // the next launch on that stream may reuse it
   if (!tap.keeps) return;
   ring_->reserve(tap.tensor.bytes());
   copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
   tap.tensor = copies_.back()->view();
 }
 
+// Launches that wait for their tensors take turns of both streams, so that the few multiprocessors
+// that are free begin one while another ends.
+CUstream_st* DeviceDigests::next_stream() {
+  if (ready_of_) second_ = !second_;
+  return second_ ? maker_.cache_digest_stream : maker_.digest_stream;
+}
+
 void DeviceDigests::follow_ops(CUstream_st* stream) {
   CUstream_st* const ops = ops_stream_;
   if (stream == ops) return;
-  maker_.stream_wait(stream, ops);
-  used_.insert(stream);
+  const bool first = used_.insert(stream).second;
+  if (!ready_of_)
+    maker_.stream_wait(stream, ops);
+  else if (first)
+    maker_.wait_begun(stream);
 }
 
 void DeviceDigests::flush(CUstream_st* stream) {
@@ -146,8 +192,6 @@ void DeviceDigests::flush(CUstream_st* stream) {
   scratch_.emplace_back(Shape{maker_.scratch_bytes(jobs_)}, DType::u8, model_.device());
   maker_.digest(jobs_, scratch_.back().view().data, stream);
   jobs_.clear();
-  // On the stream of the ops the next launch may reuse the scratch.
-  if (lifetime_ == Lifetime::layer) scratch_.clear();
 }
 
 void DeviceDigests::flush_caches(CUstream_st* stream) {
@@ -160,7 +204,7 @@ void DeviceDigests::flush_caches(CUstream_st* stream) {
 void DeviceDigests::end() {
   if (lifetime_ == Lifetime::layer) return;
   flush_caches(maker_.cache_digest_stream);
-  flush(maker_.digest_stream);
+  flush(next_stream());
   // A graph can only wait for streams that are part of it.
   for (CUstream_st* stream : used_) maker_.stream_wait(ops_stream_, stream);
 }

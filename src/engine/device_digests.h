@@ -28,6 +28,7 @@ class DeviceDigests final : public Sink {
 
   bool on_device() const override { return true; }
   bool wants(const Point& point, int layer) const override { return seen_.wants(point, layer); }
+  bool waits(const ReadyOf& ready) override;
   void begin(const PassInfo&) override {}
   void record(const Record& record) override;
   void end() override;
@@ -40,7 +41,9 @@ class DeviceDigests final : public Sink {
   template <typename T>
   T* place(int64_t bytes) const;  // in the block of digests
   DigestJob job_of(const DigestLayout::Tap& tap) const;
+  std::vector<DigestJob> jobs_of(const DigestLayout::Tap& tap);
   CacheJob cache_job_of(const DigestLayout::Tap& tap) const;
+  CUstream_st* next_stream();
   void follow_ops(CUstream_st* stream);
   void flush(CUstream_st* stream);
   void flush_caches(CUstream_st* stream);
@@ -51,6 +54,7 @@ class DeviceDigests final : public Sink {
   Probe& seen_;
   DigestRing* ring_;
   Lifetime lifetime_;
+  ReadyOf ready_of_;  // empty: what is shown is made by the ops that are queued
   CUstream_st* ops_stream_;
   const DigestMaker& maker_;  // of the model's device
   std::shared_ptr<DigestLayout> layout_ = std::make_shared<DigestLayout>();
@@ -59,6 +63,7 @@ class DeviceDigests final : public Sink {
   std::vector<DigestJob> jobs_;  // not yet queued, as
   std::vector<CacheJob> cache_jobs_;
   std::vector<Tensor> scratch_;  // of every launch
+  bool second_ = false;          // of two streams, the one that was taken last
   std::set<CUstream_st*> used_;  // the streams besides that of the ops
 };
 

@@ -19,7 +19,7 @@ struct StepMemory {
   StepMemory(const Model& model)
       : activations(model.config(), model.dtype(), model.device(), Activations::Lifetime::pass) {}
   Activations activations;
-  Tensor workspace, timeline;
+  Tensor workspace, timeline, progress;
 };
 // By the number of rows.
 struct StepMemories {
@@ -62,6 +62,26 @@ std::vector<TimedWork> timed_work(const TensorView& home) {
                    .end = end});
   }
   return all;
+}
+
+// When the tensors of a step by clusters are there. The angles of RoPE are gathered before it.
+ReadyOf ready_by(const DecodeProgress& progress, const uint32_t* words) {
+  return [=](const Point& seen, int layer) -> Ready {
+    if (seen == point("rope.cos") || seen == point("rope.sin")) return {};
+    if (seen == point("token")) return {words + progress.token_word(), 1};
+    if (layer < 0 && seen != point("embed"))
+      return {words + progress.layers, DecodeProgress::kOfColumns,
+              seen == point("logits") ? DecodeProgress::kColumns : 0};
+    return {words + std::max(layer, 0), DecodeProgress::kOfLayer};
+  };
+}
+
+void leave_out_taps(DecodeLayer& l) {
+  for (TensorView* tap :
+       {&l.norm_out, &l.q_out, &l.k_out, &l.v_out, &l.q_norm_out, &l.k_norm_out, &l.q_rope_out,
+        &l.k_rope_out, &l.attention_out, &l.o_out, &l.attn_residual_out, &l.mlp_norm_out,
+        &l.gate_out, &l.up_out, &l.act_out, &l.down_out, &l.mlp_residual_out})
+    *tap = {};
 }
 
 class PersistentExecutor : public PieceExecutor {
@@ -170,20 +190,16 @@ class PersistentExecutor : public PieceExecutor {
     std::vector<DecodeLayer> layers = layers_;
     if (!taps_) {
       step_.embed_out = step_.final_norm_out = {};
-      for (DecodeLayer& l : layers)
-        for (TensorView* tap : {&l.norm_out, &l.q_out, &l.k_out, &l.v_out, &l.q_norm_out,
-                                &l.k_norm_out, &l.q_rope_out, &l.k_rope_out, &l.attention_out,
-                                &l.o_out, &l.attn_residual_out, &l.mlp_norm_out, &l.gate_out,
-                                &l.up_out, &l.act_out, &l.down_out, &l.mlp_residual_out})
-          *tap = {};
+      for (DecodeLayer& l : layers) leave_out_taps(l);
     }
     step_.layers = layers;
     use_packed();
+    if (taps_ && !step_.packed.empty()) show_progress();
     model_.fused().decode_step(model_.context(point("token")), step_);
   }
 
   void use_packed() {
-    const int64_t bytes = decode_step_packed(step_);
+    const int64_t bytes = model_.fused().decode_step_packed(step_);
     if (bytes == 0) return;
     step_.pack = shared_.packed_of != &model_;
     if (step_.pack) {
@@ -191,6 +207,17 @@ class PersistentExecutor : public PieceExecutor {
       shared_.packed_of = &model_;
     }
     step_.packed = shared_.packed;
+  }
+
+  // To who digests the pass while the launch makes it. The angles are gathered before it.
+  void show_progress() {
+    const DecodeProgress progress{std::ssize(layers_), step_.lm_head.shape[0]};
+    if (memory_.progress.view().empty())
+      memory_.progress = zeros(progress.bytes(), model_.device());
+    waits_ = probe_.waits(ready_by(progress, memory_.progress.as<const uint32_t>()));
+    if (!waits_) return;
+    step_.progress = memory_.progress;
+    show_rope();
   }
 
   void keep_times() {
@@ -203,11 +230,16 @@ class PersistentExecutor : public PieceExecutor {
     timeline_->last = [kept = memory_.timeline] { return timed_work(copy_on(Device::cpu, kept)); };
   }
 
+  void show_rope() {
+    layer_ = -1;
+    show_angles("rope.cos", a_.rope_cos, batch_.cos);
+    show_angles("rope.sin", a_.rope_sin, batch_.sin);
+  }
+
   void show_all() {
     layer_ = -1;
     show("embed", step_.embed_out);
-    show_angles("rope.cos", a_.rope_cos, batch_.cos);
-    show_angles("rope.sin", a_.rope_sin, batch_.sin);
+    if (!waits_) show_rope();
     for (const DecodeLayer& layer : layers_) {
       ++layer_;
       show_layer(layer);
@@ -247,6 +279,7 @@ class PersistentExecutor : public PieceExecutor {
   DecodeStep step_;
   std::vector<DecodeLayer> layers_;
   bool taps_ = false;
+  bool waits_ = false;  // who is shown the taps, for the launch to make them
 };
 
 bool adds_one_each(const Batch& batch) {

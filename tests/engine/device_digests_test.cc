@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "probes/digest_recorder.h"
+#include "src/bench/synthetic.h"
+#include "src/model/persistent_executor.h"
 #include "tests/fixtures.h"
 
 namespace lockstep {
@@ -33,13 +35,14 @@ class DeviceDigestsTest : public testing::TestWithParam<bool> {
   };
   Seen serve(const std::string& model, const std::vector<Request>& requests, DType dtype,
              const std::function<std::unique_ptr<Sink>(std::vector<Pass>&)>& sink) {
-    const Checkpoint checkpoint = Checkpoint::open(data_path(model));
-    EngineOptions options{.device = cuda_device(),
-                          .graph = graph(),
-                          .dtype = dtype,
-                          .page_size = 4,
-                          .page_order_seed = 3,
-                          .chunk = 16};
+    return serve(Checkpoint::open(data_path(model)), requests,
+                 {.dtype = dtype, .page_size = 4, .page_order_seed = 3, .chunk = 16}, sink);
+  }
+  Seen serve(const Checkpoint& checkpoint, const std::vector<Request>& requests,
+             EngineOptions options,
+             const std::function<std::unique_ptr<Sink>(std::vector<Pass>&)>& sink) {
+    options.device = cuda_device();
+    options.graph = graph();
     options.pages = pages_for(requests, options.page_size);
     Engine engine(checkpoint, *ops_, options);
     for (const Request& request : requests) engine.submit(request);
@@ -199,6 +202,37 @@ TEST_P(DeviceDigestsTest, OfATakerThatThrowsAreLeftAndTheEngineGoesOn) {
   EXPECT_EQ(seen.passes.size(), 3u);
   EXPECT_EQ(seen.failure, "no room for a third pass");
   EXPECT_EQ(seen.tokens, serve("bard-qwen3", requests, DType::bf16, no_sink()).tokens);
+}
+
+// Steps of one launch that others digest while it goes on: of 4, 2 and 1 requests, of contexts up
+// to more than a page table's first room.
+TEST_P(DeviceDigestsTest, OfALaunchAreMadeWhileItGoesOn) {
+  const Checkpoint checkpoint = synthetic_checkpoint(R"({"architectures": ["Qwen3ForCausalLM"],
+      "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 3,
+      "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+      "intermediate_size": 3072, "vocab_size": 20016, "max_position_embeddings": 4096,
+      "rms_norm_eps": 1e-06, "rope_theta": 1000000, "tie_word_embeddings": true,
+      "hidden_act": "silu", "attention_bias": false, "torch_dtype": "bfloat16"})");
+  if (ops_->fused.decode_step == nullptr) GTEST_SKIP() << "this device has no decode step";
+  std::vector<Request> requests;
+  for (int64_t i = 0; i < 4; ++i)
+    requests.push_back(
+        {.prompt = some_tokens(i == 3 ? 150 : 3 + 9 * i, 20000, i + 1ull), .max_new = 5 + 5 * i});
+  const auto served = [&](const auto& sink) {
+    return serve(checkpoint, requests,
+                 {.dtype = DType::bf16,
+                  .page_order_seed = 3,
+                  .make_executor = persistent_executors(checkpoint.config(), DType::bf16, *ops_)},
+                 sink);
+  };
+  const Seen want = served(on_host()), got = served(on_device(false)),
+             kept = served(on_device(true));
+  for (const Seen* seen : {&got, &kept}) {
+    EXPECT_EQ(seen->failure, "");
+    EXPECT_EQ(seen->tokens, want.tokens);
+    ASSERT_EQ(seen->passes.size(), want.passes.size());
+    for (size_t i = 0; i < want.passes.size(); ++i) expect_alike(seen->passes[i], want.passes[i]);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DeviceDigestsTest, testing::Bool(), [](const auto& info) {

@@ -170,14 +170,29 @@ class StepCase {
     std::fill_n(zero.as<char>(), zero.view().bytes(), 0);
     workspace_ = copy_on(cuda_device(), zero);
     step.workspace = workspace_;
-    const int64_t packed = with_packed_ ? decode_step_packed(step) : 0;
+    const int64_t packed = with_packed_ ? ops.fused.decode_step_packed(step) : 0;
     if (packed > 0) packed_ = Tensor({packed}, DType::u8, cuda_device());
     if (packed > 0) step.packed = packed_;
+    const DecodeProgress progress{s_.layers, s_.vocab};
+    if (packed > 0) progress_ = Tensor({progress.bytes()}, DType::u8, cuda_device());
+    if (packed > 0) step.progress = progress_;
     for (int i = 0; i < launches; ++i) {
       step.pack = packed > 0 && i == 0;
       ops.fused.decode_step({}, step);
     }
     wait_for(cuda_device());
+  }
+
+  // What each word says that waits for a part of the step, of whichever launch was the last.
+  void check_progress() const {
+    if (progress_.view().empty()) return;
+    const DecodeProgress progress{s_.layers, s_.vocab};
+    const Tensor words = copy_on(Device::cpu, progress_);
+    for (int64_t i = 0; i <= progress.token_word(); ++i)
+      EXPECT_EQ(words.as<uint32_t>()[i], i < s_.layers               ? DecodeProgress::kOfLayer
+                                         : i < progress.token_word() ? DecodeProgress::kOfColumns
+                                                                     : 1u)
+          << "word " << i;
   }
 
   void check_all() {
@@ -367,7 +382,7 @@ class StepCase {
   Far table_, slots_, positions_, tokens_, context_, cos_, sin_, embed_, final_norm_;
   std::vector<LayerData> layers_;
   Far embed_out_, final_out_, logits_, token_;
-  Tensor workspace_, packed_;
+  Tensor workspace_, packed_, progress_;
   bool with_packed_;
 };
 
@@ -383,6 +398,7 @@ class CudaDecodeStep : public CudaTest {
     StepCase step(sizes, contexts, page, with_packed);
     step.run(*ops_, launches);
     step.check_all();
+    step.check_progress();
   }
 };
 
@@ -406,6 +422,12 @@ TEST_F(CudaDecodeStep, ComputesByClusters) {
   odd.layers = 1;
   expect_right(odd, {32768});
   expect_right(k06B, {131}, 1, 16, false);
+}
+
+TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
+  expect_right(k06B, {128, 7});
+  expect_right(k06B, {1, 300, 0, 0});
+  expect_right(k06B, {1000, 65, 16, 17}, 3);
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {
