@@ -286,7 +286,7 @@ void Judge::State::note_facts(bool complete) {
 // Lacking tensors, tokens and draws: all that is known only when no pass follows.
 DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
     const std::vector<RequestInfo>& requests) {
-  // Where this run leaves places out, a finding about one of them stands by itself; and so does one
+  // Where this run leaves places out, a finding about one of them stands by itself, and so does one
   // of a row that a pass should not have. What others left out may be no run at all.
   const bool left_out = !options.selection.is_everything() ||
                         (is_own_engine(manifest) && !manifest.selection.empty());
@@ -299,6 +299,7 @@ DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
   for (const Finding& finding : unrecorded)
     if (op_judge.has_seen(*finding.node.place.point)) regrade(finding, false);
   for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding, left_out);
+  for (const Finding& finding : flow.unnamed_choices(requests)) regrade(finding, false);
   for (const Finding& finding : wrong_top_logits) {
     regrade(finding, true);
     // A choice differs by the op that made it where its logits have nothing wrong behind them.

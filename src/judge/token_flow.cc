@@ -266,8 +266,14 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
     if (info.prompt.empty()) continue;
     for (size_t i = 0; i < std::max(info.tokens.size(), info.argmax.size()); ++i)
       judge_choice(info, i, findings);
-    judge_lists(info, findings);
   }
+  return findings;
+}
+
+std::vector<Finding> TokenFlow::unnamed_choices(const std::vector<RequestInfo>& requests) const {
+  std::vector<Finding> findings;
+  for (const RequestInfo& info : requests)
+    if (!info.prompt.empty()) judge_lists(info, findings);
   return findings;
 }
 

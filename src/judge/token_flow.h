@@ -31,9 +31,11 @@ class TokenFlow {
 
   // One structural finding for every pass and request that was fed another token than it should
   // have been (at embed), or whose choice is not the one that the request names (at token): another
-  // one, none, or one that is no token of the vocabulary. Known only at the end: a run may be
+  // one, or one that is no token of the vocabulary. Known only at the end: a run may be
   // forced from outside.
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
+  // One at token for the first choice of a request that its lists, where it has any, do not name.
+  std::vector<Finding> unnamed_choices(const std::vector<RequestInfo>& requests) const;
   // The tokens of a request up to that row, which was fed, its own included.
   std::vector<int32_t> tokens_up_to(const Row& row) const;
   // Says which tokens cannot be judged, in a sentence's words; empty: none. That includes those
@@ -67,7 +69,6 @@ class TokenFlow {
   std::optional<int32_t> other_choice(uint64_t text, int32_t token) const;
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
-  // The first choice that the request's lists, where it has any, do not have.
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
   // Says what of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;

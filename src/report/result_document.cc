@@ -241,7 +241,10 @@ std::string next_text(const Result& result, const NextSteps& steps) {
     say("lockstep run ... --confirm", "proves it by putting the op right");
   if (alone && result.first->verdict == Verdict::nonfinite)
     say("lockstep run ... --modes poison", "whether slots past a context are read");
-  if (!steps.trace.empty())
+  // A tensor that is missing cannot be looked at, but the places that are there can.
+  if (!steps.trace.empty() && result.first->verdict == Verdict::structural)
+    say(fmt::format("lockstep inspect {}", shell_word(steps.trace)), "what the trace has");
+  else if (!steps.trace.empty())
     say(fmt::format("lockstep inspect {} --point {}{}", shell_word(steps.trace), place.point->name,
                     place.layer < 0 ? "" : fmt::format(" --layer {}", place.layer)),
         "its numbers");
