@@ -57,6 +57,13 @@ TEST_F(PythonOps, ThatAreRightComeOutClean) {
   EXPECT_NE(outcome.out.find("ops: gather_rows, rms_norm"), std::string::npos) << outcome.out;
 }
 
+TEST_F(PythonOps, ThatNoInstructionCallsAreRefused) {
+  const std::string right = source_path("tests/kernels/plugins/right_ops.py");
+  const Outcome outcome = run_with(right, "qwen3-default", "--executor instructions");
+  EXPECT_EQ(outcome.status, 2) << outcome.out;
+  EXPECT_NE(outcome.err.find("and never calls kv_write, found "), std::string::npos) << outcome.err;
+}
+
 // A fused op is judged from its inputs to its outputs, and found by the point of these.
 TEST_F(PythonOps, ThatAreFusedAreJudgedAsRegions) {
   const std::string file = source_path("tests/kernels/plugins/right_fused.py");

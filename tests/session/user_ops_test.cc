@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -169,6 +170,30 @@ TEST(UserOps, OfAWholeLayerAreRefusedWhereSingleOpsAreAskedFor) {
   EXPECT_NE(experts.find("computes layers without experts, found layer 0 with them"),
             std::string::npos)
       << experts;
+}
+
+// One weight in a place that no sample is taken of, as of a projection that was rounded anew.
+TEST(OtherWeights, AreNotTakenForThoseOfATraceOrABaseline) {
+  namespace fs = std::filesystem;
+  const TempFolder folder;
+  const std::string model = folder / "model", file = model + "/model.safetensors";
+  fs::copy(data_path("tiny/qwen3-default"), model);
+  const std::string ids = " --tokens 5,6,7 --max-new 2 --model " + model;
+  const std::string judge = "judge " + (folder / "a.trace") + " --model " + model;
+  const std::string check = "check" + ids + " --baseline ";
+  const std::string onto = trouble_of(check + model + "/config.json --update");
+  EXPECT_NE(onto.find("a file of the checkpoint"), std::string::npos) << onto;
+  EXPECT_EQ(call_lockstep("run" + ids + " --keep full --trace " + (folder / "a.trace")).status, 0);
+  EXPECT_EQ(call_lockstep(judge).status, 0);
+  EXPECT_EQ(call_lockstep(check + (folder / "b.json") + " --update").status, 0);
+  EXPECT_EQ(call_lockstep(check + (folder / "b.json")).status, 0);
+  std::string bytes = text_of(file);
+  bytes[bytes.size() - 2] ^= 1;
+  std::ofstream(file, std::ios::binary) << bytes;
+  const std::string judged = trouble_of(judge);
+  EXPECT_NE(judged.find("was made with other weights than"), std::string::npos) << judged;
+  const std::string checked = trouble_of(check + (folder / "b.json"));
+  EXPECT_NE(checked.find("is of another set of weights"), std::string::npos) << checked;
 }
 
 TEST(UserOps, AreConfirmedAndServeInEveryMode) {

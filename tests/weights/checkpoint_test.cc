@@ -199,6 +199,18 @@ TEST(Checkpoint, its_fingerprint_follows_config_and_weights) {
             Checkpoint::open(data_path("tiny/qwen3-dynamic")).fingerprint());
 }
 
+TEST(Checkpoint, the_hash_of_its_weights_follows_each_byte) {
+  const std::string plain = open_changed("qwen3-default", unchanged).weights_hash();
+  EXPECT_EQ(plain.size(), 16u);
+  EXPECT_EQ(open_changed("qwen3-default", unchanged, {{"rms_norm_eps", 1e-5}}).weights_hash(),
+            plain);
+  // The last one lies past the sample that the fingerprint is made of.
+  const auto last_byte = [](StoredWeights& weights) { weights.rbegin()->second.bytes.back() ^= 1; };
+  EXPECT_NE(open_changed("qwen3-default", last_byte).weights_hash(), plain);
+  EXPECT_EQ(open_changed("qwen3-default", last_byte).fingerprint(),
+            open_changed("qwen3-default", unchanged).fingerprint());
+}
+
 template <typename T>
 double cast_one(T x, DType from, DType to) {
   const Tensor tensor = tensor_of(std::span<const T>(&x, 1), {1}, from);
