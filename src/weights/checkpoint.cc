@@ -11,11 +11,9 @@
 #include <climits>
 #include <filesystem>
 #include <memory>
-#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/base/printable.h"
-#include "kernels/base/thread_pool.h"
 #include "kernels/files/json.h"
 #include "kernels/files/text.h"
 
@@ -257,18 +255,10 @@ std::string Checkpoint::fingerprint() const {
 }
 
 std::string Checkpoint::weights_hash() const {
-  constexpr size_t kPiece = size_t{16} << 20;
-  std::vector<std::span<const uint8_t>> pieces;
+  uint64_t hash = 0;
   for (const SafeTensors& file : files_)
-    for (size_t at = 0; at < file.data().size(); at += kPiece)
-      pieces.push_back(file.data().subspan(at, std::min(kPiece, file.data().size() - at)));
-  std::vector<uint64_t> hashes(pieces.size());
-  ThreadPool pool(std::max(1, std::min(machine_threads(), static_cast<int>(pieces.size()))));
-  pool.run(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      hashes[i] = XXH3_64bits(pieces[i].data(), pieces[i].size());
-  });
-  return fmt::format("{:016x}", XXH3_64bits(hashes.data(), hashes.size() * sizeof(hashes.front())));
+    hash = XXH3_64bits_withSeed(file.data().data(), file.data().size(), hash);
+  return fmt::format("{:016x}", hash);
 }
 
 TensorView cast(const TensorView& tensor, DType dtype, Tensor& storage) {

@@ -49,7 +49,7 @@ class Checkpoint {
   // header of every file, and 4 KiB of data out of every MiB.
   std::string fingerprint() const;
   // The same of every byte of the weights, which the fingerprint, a sample, does not tell apart:
-  // xxh3 of the hashes of all pieces of 16 MiB, made by all cores. Reads the files whole.
+  // xxh3 of each file, with that of the file before as its seed. Reads the files whole.
   std::string weights_hash() const;
 
  private:
