@@ -70,9 +70,10 @@ Baseline read_baseline_for(const std::string& path, const Checkpoint& checkpoint
   if (baseline.model_xxh3 != model)
     another("model", fmt::format("{}, xxh3 {}", baseline.model, baseline.model_xxh3),
             fmt::format("{}, xxh3 {}", checkpoint.dir(), model));
-  if (!baseline.weights_xxh3.empty() && baseline.weights_xxh3 != checkpoint.weights_hash())
+  const std::string weights = baseline.weights_xxh3.empty() ? "" : checkpoint.weights_hash();
+  if (baseline.weights_xxh3 != weights)
     another("set of weights", fmt::format("{}, xxh3 {}", baseline.model, baseline.weights_xxh3),
-            fmt::format("{}, xxh3 {}", checkpoint.dir(), checkpoint.weights_hash()));
+            fmt::format("{}, xxh3 {}", checkpoint.dir(), weights));
   if (baseline.dtype != dtype)
     another("dtype", std::string(name_of(baseline.dtype)), std::string(name_of(dtype)));
   const auto asked = std::ranges::count_if(
