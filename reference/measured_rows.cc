@@ -41,7 +41,8 @@ at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format) {
          std::ldexp(1.0, 1 - format.precision);
 }
 
-// The chance that a norm's result is another number than its exact one rounded (budget.cc, turned).
+// The chance that a result is another number than its exact one rounded where many lie on the
+// border of two (budget.cc, turned).
 at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing,
                          const at::Tensor& chance) {
   const at::Tensor at = want.abs() / spacing;
@@ -289,7 +290,7 @@ struct Beside {
 };
 
 // own: the error before the last rounding, of `limit`, `variance` and `shared`.
-Beside with_budgets(OpKind op, const RowsToMeasure& rows, const Exact& exact, const Beside& own) {
+Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside& own) {
   const at::Tensor want = tensor_of(exact.want);
   const std::vector<int64_t> table = {rows.got.rows(), rows.got.row_size()};
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
@@ -303,7 +304,7 @@ Beside with_budgets(OpKind op, const RowsToMeasure& rows, const Exact& exact, co
   e.misround = (variance.sqrt() / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
-  if (op == OpKind::norm) e.misround = turned_chance(e.want, e.spacing, e.misround).clamp_max(1);
+  if (rows.meets_borders) e.misround = turned_chance(e.want, e.spacing, e.misround).clamp_max(1);
   return e;
 }
 
@@ -431,7 +432,7 @@ void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Beside own;
   if (!own_errors(op, exact, own.limit, own.variance, own.shared)) return;
-  std::shared_ptr<const DistantRows> found = measured(with_budgets(op, rows, exact, own), rows);
+  std::shared_ptr<const DistantRows> found = measured(with_budgets(rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.
   exact = {.contract = exact.contract,

@@ -82,7 +82,7 @@ class Filler {
   void put_all() {
     const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
     add_rounding(want, dtype_, budget_.misrounds, budget_);
-    if (!op_.scales_products) return;
+    if (!op_.meets_borders) return;
     for (size_t i = 0; i < want.size(); ++i)
       budget_.misround[i] = std::min(1.0, turned(want[i], budget_.misround[i]));
   }
@@ -132,8 +132,8 @@ class Filler {
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
-    // After a rounding on the way the product is exact.
-    if (op_.scales_products && exact_.steps.empty()) inside = turned(exact_.want[i], inside);
+    // After a rounding on the way results lie anywhere, or a product is exact.
+    if (op_.meets_borders && exact_.steps.empty()) inside = turned(exact_.want[i], inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
   }
 

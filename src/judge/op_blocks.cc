@@ -15,6 +15,7 @@
 #include "src/judge/carried.h"
 #include "src/judge/model_pass.h"
 #include "src/judge/op_judge_parts.h"
+#include "src/judge/ops/judged_op.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
@@ -86,7 +87,8 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   measure = {.got = question.got.view(),
              .dtype = dtype_at(place),
              .is_exact = place.point->node_class == NodeClass::exact,
-             .misrounds = misrounds_of(place.point->op, contract, dtype_at(place))};
+             .misrounds = misrounds_of(place.point->op, contract, dtype_at(place)),
+             .meets_borders = judged_op(place.point->op).meets_borders};
   if (!pass.exact || group.compared) {
     measure.brings = false;
     return question;

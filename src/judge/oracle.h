@@ -90,9 +90,10 @@ struct HeldRows {
 struct RowsToMeasure {
   TensorView got;  // as the output; empty: none
   DType dtype = DType::bf16;
-  bool is_exact = false;    // whether the place is of class exact
-  double misrounds = 1;     // Budget::misrounds
-  HeldRows exact, rounded;  // as many of the two models, or null
+  bool is_exact = false;       // whether the place is of class exact
+  double misrounds = 1;        // Budget::misrounds
+  bool meets_borders = false;  // JudgedOp::meets_borders
+  HeldRows exact, rounded;     // as many of the two models, or null
   // Whether the exact results are read here too, as they are where a model's rows are here.
   bool brings = true;
 };

@@ -75,6 +75,23 @@ TEST(Budget, OfANormHasWhatAPlainLoopIsOff) {
   EXPECT_THROW(budget_of(OpKind::norm, exact, DType::bf16), Error);
 }
 
+// Keys of equal scores have equal weights, and means of a few stored numbers lie on the border of two
+// more often than one in so many.
+TEST(Budget, OfAttentionKnowsWhatLiesOnTheBorder) {
+  const double border = 0.25 + 0x1p-13, far = 0.25 + 0x1p-14;
+  const Exact exact{.shape = {1, 1, 2},
+                    .want = {border, far},
+                    .row_terms = {21},
+                    .magnitude = {0.5, 0.5},
+                    .spread = {0.5, 0.5},
+                    .spread_squares = {0.01, 0.01},
+                    .weighted_squares = {0.01, 0.01},
+                    .score = {0}};
+  const Budget b = budget_of(OpKind::attention, exact, DType::f16);
+  EXPECT_GT(b.misround[0], 0.4);
+  EXPECT_LT(b.misround[1], 1e-2);
+}
+
 // Over results that lie anywhere the chance is what it was without a place.
 TEST(Budget, TheChanceOfAnotherNumberIsKept) {
   for (const double chance : {1e-3, 0.02, 0.1}) {

@@ -104,6 +104,7 @@ const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
                                    .gain = gain,
                                    .knows_steps = knows_steps,
                                    .has_shared = true,
+                                   .meets_borders = true,
                                    .right_kernel = right_kernel,
                                    .spread = spread,
                                    .may_lose_weights = true};

@@ -76,8 +76,9 @@ struct JudgedOp {
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled
   bool one_table = false;      // all heads and layers read the values of its steps in one table
-  // Its results are products of two stored numbers times a number of the row (turning_chance).
-  bool scales_products = false;
+  // Its exact results lie on the border of two stored numbers more often than one in so many
+  // (turning_chance): products of two stored numbers times a number of the row, means of a few.
+  bool meets_borders = false;
   bool is_calibrated = true;  // lockstep calibrate learns limits for it
   // Two statements about right kernels that the budgets above are held against, and so no parts of
   // them: the error before the rounding (selftest/detection.h), and one standard deviation of what
