@@ -75,8 +75,8 @@ TEST(Budget, OfANormHasWhatAPlainLoopIsOff) {
   EXPECT_THROW(budget_of(OpKind::norm, exact, DType::bf16), Error);
 }
 
-// Keys of equal scores have equal weights, and means of a few stored numbers lie on the border of two
-// more often than one in so many.
+// Keys of equal scores have equal weights, and means of a few stored numbers lie on the border of
+// two more often than one in so many.
 TEST(Budget, OfAttentionKnowsWhatLiesOnTheBorder) {
   const double border = 0.25 + 0x1p-13, far = 0.25 + 0x1p-14;
   const Exact exact{.shape = {1, 1, 2},
