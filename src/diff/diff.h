@@ -3,6 +3,7 @@
 //
 // The path of two traces:
 //
+//     AlikePairs        Q and K of both in halves, where one alone has them interleaved
 //     MatchedRequests   b with the numbers that a gives to requests of the same tokens
 //     DiffSide a, b     which pass computed a row (request, position), and what it shows of it
 //     DiffTokens        each request until the two go different ways, and why they do

@@ -14,7 +14,7 @@
 #include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
-#include "src/session/layouts.h"
+#include "traces/rope_pairs.h"
 #include "src/session/ranked.h"
 #include "src/session/ranks_apart.h"
 #include "src/session/reference_library.h"
