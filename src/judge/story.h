@@ -39,6 +39,8 @@ std::string text_of(const std::vector<Finding::LooksLike>& looks_like);
 // The ops that the error may be of, as a stretch of the computation: "layer 2 attn.norm .. attn.o"
 // where the last alone was recorded, and all of them are judged by it; else the place of the node.
 std::string stretch_text(const Finding& finding);
+// Whether the tensor of the finding's node was looked for, and is not there at all.
+bool is_missing(const Finding& finding);
 // The first finding as the beginning of all that is wrong: "layer 3 attn.q_rope introduces the
 // first error".
 std::string where_it_begins(const Finding& first);
