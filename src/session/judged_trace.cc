@@ -20,6 +20,7 @@
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
+#include "src/session/trace_model.h"
 #include "src/weights/tokenizer.h"
 #include "traces/bare_file.h"
 #include "traces/manifest.h"
@@ -96,6 +97,8 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
         "{} was made with other weights than {} has, of the same config: give the --model it was "
         "made with",
         path, checkpoint.dir());
+  // A fingerprint says more than shapes do.
+  if (made_with == manifest.provenance.end()) check_model_of(*opened.reader, path, checkpoint);
   opened.interleaved = naming(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
   return opened;
 }
