@@ -84,6 +84,10 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags,
   for (const auto& [place, requests] : wrong) add(seen, place, requests);
 }
 
+bool Causes::is_right_as_fused(const Place& place) const {
+  return judge_.right_as(place) == RoundingContract::fused && judge_.region_of(place).empty();
+}
+
 bool Causes::may_search(const Place& place) const {
   const auto searched = searched_.find(place.point->order());
   return searched == searched_.end() || searched->second < kMostPlaces;
@@ -336,7 +340,7 @@ void Causes::put_best_into(Result& result) const {
     if (found == places_.end() || !is_finding(summary.verdict)) continue;
     // An op that is right but for the rounding that it declares computes nothing wrong: hypotheses
     // that come out as it does are none of its bugs.
-    if (judge_.is_right_as_fused(summary.place)) continue;
+    if (is_right_as_fused(summary.place)) continue;
     std::vector<Candidate> best = best_causes(found->second);
     if (best.size() == 1) only[summary.place.point->op].push_back(best.front().guess);
     good[&summary] = std::move(best);
@@ -360,7 +364,7 @@ void Causes::note_left_out(Result& result) const {
   for (const PlaceSummary& p : result.places) {
     const bool left_out = left_out_.contains({p.place.point->order(), p.place.layer});
     if (!left_out || !is_finding(p.verdict) || !p.looks_like.empty()) continue;
-    if (judge_.is_right_as_fused(p.place)) continue;
+    if (is_right_as_fused(p.place)) continue;
     if (places++ == 0) first = &p;
   }
   if (places == 0) return;

@@ -96,6 +96,8 @@ class Causes {
                          const Evidence& evidence, RoundingContract contract, OfPlace& of);
   static bool is_same(const Candidate& a, const Candidate& b);  // of two in part
   bool may_search(const Place& place) const;
+  // Whether its arithmetic is right, and its rounding alone not as declared.
+  bool is_right_as_fused(const Place& place) const;
   void note_left_out(Result& result) const;
 
   const Manifest& manifest_;

@@ -334,12 +334,8 @@ RoundingContract Judge::contract_at(const Place& place) const {
   return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
 }
 
-bool Judge::is_right_as_fused(const Place& place) const {
-  const OtherContracts tried = state_->op_judge.other_contracts(place);
-  return tried.tried > 0 && region_of(place).empty() &&
-         std::ranges::any_of(tried.others, [&](const OtherContracts::Other& other) {
-           return other.contract == RoundingContract::fused && other.fits == tried.tried;
-         });
+std::optional<RoundingContract> Judge::right_as(const Place& place) const {
+  return state_->op_judge.other_contracts(place).that_fits();
 }
 
 std::vector<Place> Judge::region_of(const Place& place) const {

@@ -22,6 +22,11 @@ struct Inconclusive {
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
 void summarise(Result& result, const Inconclusive& inconclusive = {});
 
+// The rule of a finding ends with one of these where another contract explains it, before the
+// contract's name: the op is held to its own budget, or to that of what it is judged together with.
+inline constexpr const char* kRightAs = "right if it rounds as";
+inline constexpr const char* kWithinWider = "within the wider budget of one that rounds as";
+
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);
 // Takes apart what rule_of() joined. `finding` has the words as its rule, and the precision and the
