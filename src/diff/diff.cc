@@ -375,6 +375,8 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   noise_.enter(index, request, found);
   const auto share = same_inputs_.enter(index, sums.same_inputs);
   if (!sums.differs || !selected_[index]) return;
+  const bool further = node.relative > (result_.furthest ? result_.furthest->relative : 0);
+  if (further && within(node.relative, node.limit)) result_.furthest = node;
   if (!result_.first_bits) result_.first_bits = node;
   if (!result_.first_doubt && !within(sums.likely, limit.all)) {
     result_.first_doubt = node;
