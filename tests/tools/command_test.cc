@@ -235,7 +235,8 @@ TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
              "The seeded stale-prefix-page did not act: without it every number of the "
              "run has the same bits; it needs a prefix cache");
   const Outcome unseen = call_lockstep(run + "rope-interleaved --points mlp.act");
-  EXPECT_NE(unseen.status, 1);
+  EXPECT_EQ(unseen.status, 2) << "no run passes by not looking";
+  expect_has(unseen.out, "\"story\": \"Nothing shows the seeded rope-interleaved");
   expect_has(noted(unseen),
              "nothing shows the seeded rope-interleaved, which changes layer 0 "
              "attn.q_rope first: --points mlp.act leaves that out\n");
