@@ -14,7 +14,6 @@
 #include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
-#include "traces/rope_pairs.h"
 #include "src/session/ranked.h"
 #include "src/session/ranks_apart.h"
 #include "src/session/reference_library.h"
@@ -24,6 +23,7 @@
 #include "src/weights/tokenizer.h"
 #include "traces/bare_file.h"
 #include "traces/manifest.h"
+#include "traces/rope_pairs.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -191,7 +191,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Judge judge =
       naming(path, [&] { return Judge(manifest, *oracle, exact.get(), rounded.get(), options); });
   const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
-  Causes causes(manifest, judge, *oracle, *hypotheses);
+  Causes causes(manifest, judge, *oracle, *hypotheses, options.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   RowsOfPasses rows;
   bool found = false;
