@@ -81,7 +81,7 @@ Selection::Ranges Selection::ranges_from(const std::string& text, const char* op
       at = second.ptr;
     }
     check(ok && at == end && first >= 0 && first <= last,
-          "{}: numbers and ranges such as 0,3-5 were wanted, found '{}'", option, part);
+          "{}: numbers and ranges such as 0,3-5 were wanted, found '{}'", option, shown(part));
     ranges.push_back({first, last});
   }
   return ranges;

@@ -3,6 +3,7 @@
 
 #include "src/bench/measure.h"
 #include "src/bench/shapes.h"
+#include "src/help/number_check.h"
 #include "src/report/output.h"
 #include "src/session/device.h"
 #include "tools/options.h"
@@ -29,7 +30,7 @@ int bench_command(Args args) {
   app.add_flag("--judging", judging, "measure what judging costs instead");
   app.add_option("--tp", ranks, "share one shape among that many ranks, beside one rank")
       ->type_name("N")
-      ->check(CLI::Range(2, 64))
+      ->check(whole_number(2, 64))
       ->excludes("--judging")
       ->excludes("--threads");
   add_format_option(app, format);

@@ -7,8 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <utility>
 
+#include "src/help/number_check.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
 
@@ -23,21 +25,15 @@ Value number_of(const std::string& text) {
   return value;
 }
 
-// The text is checked against the range of the number that it is bound to, so that none is cut on
-// the way.
+// The text is checked against the range of the number that it is bound to.
 CLI::Option* add_count(CLI::App& app, const std::string& name, auto& value, int64_t least,
                        const std::string& help) {
   using Value = std::remove_reference_t<decltype(value)>;
   const auto read = [&value](const std::string& text) { value = number_of<Value>(text); };
-  const auto wanted = [least](const std::string& text) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool fits = error == std::errc() && end == text.data() + text.size() && number >= least &&
-                      std::in_range<Value>(number);
-    return fits ? std::string()
-                : fmt::format("a whole number of at least {} is wanted, found \"{}\"", least, text);
-  };
-  return app.add_option_function<std::string>(name, read, help)->type_name("N")->check(wanted);
+  const int64_t most = std::min<uint64_t>(std::numeric_limits<Value>::max(), INT64_MAX);
+  return app.add_option_function<std::string>(name, read, help)
+      ->type_name("N")
+      ->check(whole_number(least, most));
 }
 
 // A check of a value: that it is one of `choices`.

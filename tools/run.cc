@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "src/help/number_check.h"
 #include "src/report/output.h"
 #include "src/report/report.h"
 #include "src/session/kept_result.h"
@@ -39,18 +40,18 @@ void add_rank_options(CLI::App& app, RunOptions& options) {
   app.add_option("--tp", options.ranks,
                  "share the model among that many ranks, a process each (tensor parallel)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, 64));
   app.add_flag("--sequence-parallel", options.sequence_parallel,
                "with --tp: share the residual stream and its norms by rows of the pass, too")
       ->needs("--tp");
   app.add_option("--rank-patience", options.rank_patience,
                  "seconds that a rank may get no further while others wait for it (20)")
       ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number(1e9));
   app.add_option("--rank", options.rank,
                  "be that rank; the others are started elsewhere, with the same options (torchrun)")
       ->type_name("R")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, 63));
   app.add_option("--rendezvous", options.rendezvous, "with --rank: where rank 0 listens")
       ->type_name("HOST:PORT");
 }

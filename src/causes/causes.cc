@@ -53,8 +53,13 @@ std::string more_ways(size_t count) {
 
 }  // namespace
 
-Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses)
-    : manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
+Causes::Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses,
+               Progress progress)
+    : manifest_(manifest),
+      judge_(judge),
+      oracle_(oracle),
+      hypotheses_(hypotheses),
+      progress_(std::move(progress)) {}
 
 void Causes::add(const Pass& pass, std::span<const NodeId> flags) {
   add(pass, flags, [](const Place&) { return true; });
@@ -82,6 +87,15 @@ void Causes::add(const Pass& pass, std::span<const NodeId> flags,
   if (wrong.empty()) return;
   const Pass seen = narrowed(pass, manifest_.dtype);
   for (const auto& [place, requests] : wrong) add(seen, place, requests);
+}
+
+bool Causes::is_right_as_fused(const Place& place) const {
+  return judge_.right_as(place) == RoundingContract::fused && judge_.region_of(place).empty();
+}
+
+void Causes::tell_of(const Place& place) const {
+  if (progress_)
+    progress_(fmt::format("looking for what {} looks like in", place.point->name), place.layer);
 }
 
 bool Causes::may_search(const Place& place) const {
@@ -140,7 +154,7 @@ void Causes::add_in_region(const Pass& pass, const Place& place, const std::vect
     return;
   }
   ++of.searches, ++regions_;
-  for (RegionInPass::Tried& tried : region->search()) {
+  for (RegionInPass::Tried& tried : region->search([&] { tell_of(place); })) {
     if (!is_nearer(tried.fit)) continue;
     const bool own = tried.places.back() == place;
     std::vector<std::string_view> names;
@@ -196,13 +210,14 @@ bool Causes::is_same(const Candidate& a, const Candidate& b) {
 }
 
 Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
-                        const Evidence& evidence, RoundingContract contract, OfPlace& of) {
+                        const Evidence& evidence, RoundingContract contract, OfPlace& of) const {
   Fit none = evidence.unexplained();
   const std::vector<WrongPart> parts = evidence.wrong_parts();
   // A bug of the last tile or of one head is a known way there, and right elsewhere. The least
   // narrow part in which it holds is said.
   std::vector<Candidate> in_part;  // which are none if one explains all of it
   for (const Guess& guess : guesses) {
+    tell_of(evidence.op.call.place);
     const Numbers few = asked.evaluate_few(guess);
     if (!few.empty() && !evidence.may_explain(few)) continue;
     const Numbers numbers = asked.evaluate(guess);
@@ -334,6 +349,9 @@ void Causes::put_best_into(Result& result) const {
   for (const PlaceSummary& summary : result.places) {
     const auto found = places_.find({summary.place.point->order(), summary.place.layer});
     if (found == places_.end() || !is_finding(summary.verdict)) continue;
+    // An op that is right but for the rounding that it declares computes nothing wrong: hypotheses
+    // that come out as it does are none of its bugs.
+    if (is_right_as_fused(summary.place)) continue;
     std::vector<Candidate> best = best_causes(found->second);
     if (best.size() == 1) only[summary.place.point->op].push_back(best.front().guess);
     good[&summary] = std::move(best);
@@ -357,6 +375,7 @@ void Causes::note_left_out(Result& result) const {
   for (const PlaceSummary& p : result.places) {
     const bool left_out = left_out_.contains({p.place.point->order(), p.place.layer});
     if (!left_out || !is_finding(p.verdict) || !p.looks_like.empty()) continue;
+    if (is_right_as_fused(p.place)) continue;
     if (places++ == 0) first = &p;
   }
   if (places == 0) return;

@@ -19,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,8 +38,11 @@ namespace lockstep {
 // a place (causes.cc).
 class Causes {
  public:
+  // It is told before each hypothesis, as a search may take a minute (JudgeOptions::progress).
+  using Progress = std::function<void(std::string_view doing, int layer)>;
   // Everything is borrowed. The judge is the one that judges the run.
-  Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses);
+  Causes(const Manifest& manifest, const Judge& judge, Oracle& oracle, Hypotheses& hypotheses,
+         Progress progress = {});
 
   // After the judge has judged that pass; flags: what it returned.
   void add(const Pass& pass, std::span<const NodeId> flags);
@@ -92,16 +96,21 @@ class Causes {
   void search(const Evidence& evidence, OfPlace& of);
   Fit search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
-  static Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
-                         const Evidence& evidence, RoundingContract contract, OfPlace& of);
+  Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked, const Evidence& evidence,
+                  RoundingContract contract, OfPlace& of) const;
   static bool is_same(const Candidate& a, const Candidate& b);  // of two in part
   bool may_search(const Place& place) const;
+  // Says that hypotheses about the place are tried.
+  void tell_of(const Place& place) const;
+  // Whether its arithmetic is right, and its rounding alone not as declared.
+  bool is_right_as_fused(const Place& place) const;
   void note_left_out(Result& result) const;
 
   const Manifest& manifest_;
   const Judge& judge_;
   Oracle& oracle_;
   Hypotheses& hypotheses_;
+  Progress progress_;
   std::map<Key, OfPlace> places_;
   int regions_ = 0;                          // searched in
   std::set<Key> left_out_;                   // of whose op not all was tried, as others had it

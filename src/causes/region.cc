@@ -47,7 +47,7 @@ class Chain final : public RegionInPass {
         page_size_(run_facts_of(manifest).page_size) {}
 
   bool make(const Place& place, const std::vector<Place>& hidden, const std::set<int32_t>& wrong);
-  std::vector<Tried> search() override;
+  std::vector<Tried> search(const std::function<void()>& before_each) override;
   std::optional<Fit> fit(const RegionGuess& guess) override;
 
  private:
@@ -99,7 +99,8 @@ class Chain final : public RegionInPass {
                               Stores stores);
   bool reads(size_t op, size_t before) const;
   std::vector<std::vector<size_t>> siblings() const;
-  void search(const std::vector<size_t>& ops, std::vector<Tried>& all);
+  void search(const std::vector<size_t>& ops, const std::function<void()>& before_each,
+              std::vector<Tried>& all);
   OpHypotheses* hypotheses_of(size_t i, Stores stores);
 
   const Pass& pass_;
@@ -441,23 +442,25 @@ OpHypotheses* Chain::hypotheses_of(size_t i, Stores stores) {
   return question->asked.get();
 }
 
-void Chain::search(const std::vector<size_t>& ops, std::vector<Tried>& all) {
+void Chain::search(const std::vector<size_t>& ops, const std::function<void()>& before_each,
+                   std::vector<Tried>& all) {
   OpHypotheses* const asked = hypotheses_of(ops.front(), rounded);
   if (asked == nullptr) return;
   std::vector<Place> places;
   for (const size_t op : ops) places.push_back(ops_[op].place);
   for (const Guess& guess : asked->guesses()) {
+    before_each();
     const std::optional<Fit> found = fit({ops, guess});
     if (found && found->explains())
       all.push_back({{ops, guess}, places, asked->says(guess), *found});
   }
 }
 
-std::vector<RegionInPass::Tried> Chain::search() {
+std::vector<RegionInPass::Tried> Chain::search(const std::function<void()>& before_each) {
   std::vector<Tried> all;
-  for (size_t i = 0; i < ops_.size(); ++i) search({i}, all);
+  for (size_t i = 0; i < ops_.size(); ++i) search({i}, before_each, all);
   if (!all.empty()) return all;
-  for (const std::vector<size_t>& ops : siblings()) search(ops, all);
+  for (const std::vector<size_t>& ops : siblings()) search(ops, before_each, all);
   return all;
 }
 

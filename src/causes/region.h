@@ -3,6 +3,7 @@
 // to what was recorded.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -43,8 +44,8 @@ class RegionInPass {
     Fit fit;
   };
   // The hypotheses about single ops of the region that explain what was stored; where none does,
-  // those about siblings together.
-  virtual std::vector<Tried> search() = 0;
+  // those about siblings together. before_each: called before each of them is computed.
+  virtual std::vector<Tried> search(const std::function<void()>& before_each) = 0;
   // One of them held against this pass too; none: it says nothing here.
   virtual std::optional<Fit> fit(const RegionGuess& guess) = 0;
 };

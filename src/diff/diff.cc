@@ -25,21 +25,12 @@
 #include "src/diff/same_inputs.h"
 #include "src/judge/ledger.h"
 #include "src/stats/statistics.h"
+#include "traces/rope_pairs.h"
 
 namespace lockstep {
 namespace {
 
 DType coarser(DType a, DType b) { return unit_roundoff(a) > unit_roundoff(b) ? a : b; }
-
-// By place, the numbers of those that its op reads.
-std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
-                                                  const std::vector<Place>& places) {
-  std::vector<std::vector<size_t>> inputs(places.size());
-  for (size_t i = 0; i < places.size(); ++i)
-    for (const Place& input : graph.inputs_of(places[i]))
-      inputs[i].push_back(std::ranges::find(places, input) - places.begin());
-  return inputs;
-}
 
 class Comparison {
  public:
@@ -384,6 +375,8 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   noise_.enter(index, request, found);
   const auto share = same_inputs_.enter(index, sums.same_inputs);
   if (!sums.differs || !selected_[index]) return;
+  const bool further = node.relative > (result_.furthest ? result_.furthest->relative : 0);
+  if (further && within(node.relative, node.limit)) result_.furthest = node;
   if (!result_.first_bits) result_.first_bits = node;
   if (!result_.first_doubt && !within(sums.likely, limit.all)) {
     result_.first_doubt = node;
@@ -488,10 +481,12 @@ DiffResult Comparison::run() {
 }  // namespace
 
 DiffResult diff(TraceReader& a, TraceReader& b, const Selection& selection) {
-  const MatchedRequests matched(a, b);
-  DiffResult result = Comparison(a, matched.trace(), selection).run();
-  compare_storage(a, matched.trace(), selection, result);
+  const AlikePairs alike(a, b);
+  const MatchedRequests matched(alike.a(), alike.b());
+  DiffResult result = Comparison(alike.a(), matched.trace(), selection).run();
+  compare_storage(alike.a(), matched.trace(), selection, result);
   result.renamed = matched.sentences();
+  if (const std::string pairs = alike.sentence(); !pairs.empty()) result.remarks.push_back(pairs);
   for (const std::string& sentence : matched.alone()) result.remarks.push_back(sentence);
   return result;
 }

@@ -3,6 +3,7 @@
 //
 // The path of two traces:
 //
+//     AlikePairs        Q and K of both in halves, where one alone has them interleaved
 //     MatchedRequests   b with the numbers that a gives to requests of the same tokens
 //     DiffSide a, b     which pass computed a row (request, position), and what it shows of it
 //     DiffTokens        each request until the two go different ways, and why they do
@@ -109,6 +110,8 @@ struct DiffResult {
   std::optional<Node> first_bits;  // first node in graph order with other bits
   std::optional<Node> first_kind;  // first that differs by more than noise explains
   int64_t unmeasured_before = 0;   // those of both in places before it
+  // The node that is furthest apart of those that noise explains; none: no numbers tell of any.
+  std::optional<Node> furthest;
   // The first whose digests say more than noise makes likely, though not for certain.
   std::optional<Node> first_doubt;
   std::vector<DiffPlace> places;

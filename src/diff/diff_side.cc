@@ -272,6 +272,15 @@ const Graph& compared_graph(const Manifest& a, const Manifest& b) {
   return b.graph_known && is_over_ranks(a.graph) && !is_over_ranks(b.graph) ? b.graph : a.graph;
 }
 
+std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
+                                                  const std::vector<Place>& places) {
+  std::vector<std::vector<size_t>> inputs(places.size());
+  for (size_t i = 0; i < places.size(); ++i)
+    for (const Place& input : graph.inputs_of(places[i]))
+      inputs[i].push_back(std::ranges::find(places, input) - places.begin());
+  return inputs;
+}
+
 bool adds_ranks(const Graph& graph, const Place& place) {
   return std::ranges::any_of(graph.inputs_of(place), is_partial);
 }

@@ -116,6 +116,9 @@ bool of_one_model(const Manifest& a, const Manifest& b);
 // The graph whose places are compared: of a, if it is known; of a model over ranks and one that is
 // not, that of the latter, which has no partial sums.
 const Graph& compared_graph(const Manifest& a, const Manifest& b);
+// By place, the numbers of those that its op reads.
+std::vector<std::vector<size_t>> inputs_by_number(const Graph& graph,
+                                                  const std::vector<Place>& places);
 // Whether the place is the sum of what ranks add.
 bool adds_ranks(const Graph& graph, const Place& place);
 

@@ -122,6 +122,16 @@ void conclude(DiffResult& result, DiffResult::Verdict verdict, std::string story
   result.story = std::move(story);
 }
 
+// Says what the verdict leaves open: an op may be wrong by as much as noise explains.
+std::string beneath_noise(const DiffResult& result) {
+  if (!result.furthest) return "";
+  const DiffResult::Node& node = *result.furthest;
+  return fmt::format(
+      "; the furthest, {}, request {}, is {:.2g} apart, noise {:.2g}, and whether that is an error "
+      "only a judgement tells (--model DIR)",
+      text_of(node.id.place), node.id.request, node.relative, node.limit);
+}
+
 // There are rows with other bits, or other tokens, and nothing is known that is no noise.
 void conclude_of_noise(DiffResult& result) {
   const std::string bits = result.first_bits
@@ -131,8 +141,8 @@ void conclude_of_noise(DiffResult& result) {
     return conclude(result, DiffResult::Verdict::inconclusive, bits + "; " + unknown);
   const char* of_digests = result.by_digest > 0 ? ", as far as digests tell" : "";
   conclude(result, DiffResult::Verdict::noise,
-           fmt::format("{}, none further apart than two right engines may be{}{}", bits, of_digests,
-                       text_of_flips(result)));
+           fmt::format("{}, none further apart than two right engines may be{}{}{}", bits,
+                       of_digests, beneath_noise(result), text_of_flips(result)));
 }
 
 // The first point whose contract is another one; null: none.

@@ -182,8 +182,10 @@ std::string sum_text(const OpBits& op) {
   if (op.place.point->op == OpKind::norm) return fmt::format("its sum of {} squares", op.terms);
   if (op.terms > 0) return fmt::format("its sum of {} products", op.terms);
   if (op.place.point->op != OpKind::attention) return "";
+  // Where a kernel splits its keys is not seen, only from how many on its bits differ.
   if (op.from > op.least)
-    return fmt::format("its sum over keys, from {} on: where they are split", op.from + 1);
+    return fmt::format("its sum over keys, of {} or more (of fewer the bits were the same)",
+                       op.from + 1);
   return "its sum over keys";
 }
 

@@ -334,6 +334,10 @@ RoundingContract Judge::contract_at(const Place& place) const {
   return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
 }
 
+std::optional<RoundingContract> Judge::right_as(const Place& place) const {
+  return state_->op_judge.other_contracts(place).that_fits();
+}
+
 std::vector<Place> Judge::region_of(const Place& place) const {
   return state_->op_judge.hidden().region_of(place);
 }

@@ -100,6 +100,9 @@ class Judge {
   // and what was written to the caches up to the last pass that was judged.
   RoundingContract contract_at(const Place& place) const;
   const KvHistory& history() const;
+  // The strictest other contract under which the nodes of the place that are findings, of which the
+  // first few are tried, are all right. Nothing: there is none.
+  std::optional<RoundingContract> right_as(const Place& place) const;
   // The hidden places that the op of the place is judged together with, in graph order.
   std::vector<Place> region_of(const Place& place) const;
 

@@ -133,16 +133,13 @@ void Judge::State::judge_contracts() {
         {.verdict = Verdict::introduced, .statistic = StatisticKind::contract, .rule = sentence});
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const OtherContracts tried = op_judge.other_contracts(ledger.places()[i]);
-    const auto fits = [&](const OtherContracts::Other& other) { return other.fits == tried.tried; };
-    const auto other = std::ranges::find_if(tried.others, fits);  // the strictest
-    if (other == tried.others.end()) continue;
+    const std::optional<RoundingContract> other = tried.that_fits();
+    if (!other) continue;
     // Where what it reads is hidden, each rounding on the way may turn, which allows other errors.
     const bool wide = !op_judge.hidden().region_of(ledger.places()[i]).empty();
-    ledger.explain(
-        i, fmt::format(
-               "{3} {0} (all {1} nodes tried): --rounding {2}={0}", name_of(other->contract),
-               tried.tried, ledger.places()[i].point->name,
-               wide ? "within the wider budget of one that rounds as" : "right if it rounds as"));
+    ledger.explain(i, fmt::format("{3} {0} (all {1} nodes tried): --rounding {2}={0}",
+                                  name_of(*other), tried.tried, ledger.places()[i].point->name,
+                                  wide ? kWithinWider : kRightAs));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)

@@ -70,6 +70,12 @@ void OpJudge::decide_contracts(const std::vector<Place>& places) {
   contracts_.decide();
 }
 
+std::optional<RoundingContract> OtherContracts::that_fits() const {
+  const auto found = std::ranges::find(others, tried, &Other::fits);
+  if (tried == 0 || found == others.end()) return {};
+  return found->contract;
+}
+
 OtherContracts OpJudge::other_contracts(const Place& place) const {
   const auto found = others_.find(key_of(place));
   return found == others_.end() ? OtherContracts{} : found->second;

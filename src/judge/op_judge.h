@@ -56,8 +56,11 @@ struct OtherContracts {
     int64_t fits = 0;  // of the findings
   };
 
-  int64_t tried = 0;  // findings that were judged again, kMostTried at most
-  std::vector<Other> others;
+  int64_t tried = 0;          // findings that were judged again, kMostTried at most
+  std::vector<Other> others;  // the strictest first
+
+  // The first that all of them fit; nothing: none, or none was tried.
+  std::optional<RoundingContract> that_fits() const;
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.

@@ -15,6 +15,7 @@
 
 #include "kernels/base/check.h"
 #include "src/judge/ledger.h"
+#include "src/judge/pass_view.h"
 
 namespace lockstep {
 namespace {
@@ -153,9 +154,14 @@ std::string stretch_text(const Finding& f) {
                      from.layer == f.node.place.layer ? f.node.place.point->name : place);
 }
 
+bool is_missing(const Finding& finding) {
+  return finding.verdict == Verdict::structural && finding.rule == kMissingTensor;
+}
+
 std::string where_it_begins(const Finding& first) {
   const std::string where = stretch_text(first);
   if (first.verdict == Verdict::introduced) return where + " introduces the first error";
+  if (is_missing(first)) return where + " is the first whose tensor is missing";
   if (first.verdict == Verdict::structural)
     return where + " is the first that is not as the model has it";
   // The op made of its inputs what it should, and these were not judged.

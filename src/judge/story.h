@@ -22,6 +22,11 @@ struct Inconclusive {
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
 void summarise(Result& result, const Inconclusive& inconclusive = {});
 
+// The rule of a finding ends with one of these where another contract explains it, before the
+// contract's name: the op is held to its own budget, or to that of what it is judged together with.
+inline constexpr const char* kRightAs = "right if it rounds as";
+inline constexpr const char* kWithinWider = "within the wider budget of one that rounds as";
+
 // Finding::rule, and after it where the wrong elements are.
 std::string rule_of(const Finding& finding);
 // Takes apart what rule_of() joined. `finding` has the words as its rule, and the precision and the
@@ -39,6 +44,8 @@ std::string text_of(const std::vector<Finding::LooksLike>& looks_like);
 // The ops that the error may be of, as a stretch of the computation: "layer 2 attn.norm .. attn.o"
 // where the last alone was recorded, and all of them are judged by it; else the place of the node.
 std::string stretch_text(const Finding& finding);
+// Whether the tensor of the finding's node was looked for, and is not there at all.
+bool is_missing(const Finding& finding);
 // The first finding as the beginning of all that is wrong: "layer 3 attn.q_rope introduces the
 // first error".
 std::string where_it_begins(const Finding& first);

@@ -14,6 +14,7 @@
 #include "kernels/base/check.h"
 #include "probes/recorder.h"
 #include "src/judge/ledger.h"
+#include "src/judge/story.h"
 #include "src/opcheck/one_op.h"
 #include "src/session/reference_library.h"
 
@@ -42,7 +43,8 @@ OpRunner::Options runner_options(std::string_view op, DType dtype, const OpTrial
 
 // One rounding at the store is what the headers of ops promise, unless the person who asks declares
 // another contract.
-JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& places) {
+JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& places,
+                            const Graph& graph) {
   std::vector<std::string_view> names;
   for (const Place& place : places.outputs) names.push_back(place.point->name);
   JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
@@ -50,11 +52,25 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
                      .contracts = contracts_of_preset("fused"),
                      .may_saturate = false};
   ask_for(options.rounding, judge);
+  // The models of an op's cases have other points each.
+  std::erase_if(judge.rounding, [&](const PointRounding& asked) {
+    return std::ranges::none_of(graph.places(), [&](const Place& place) {
+      return std::ranges::count(asked.points, place.point) > 0;
+    });
+  });
   if (!places.hidden.empty())
     judge.recorded = [hidden = places.hidden](const Place& place) {
       return std::ranges::count(hidden, place) == 0;
     };
   return judge;
+}
+
+// A rule without what it ends with where another contract explains the finding.
+std::string without_contract(const std::string& rule) {
+  for (const char* says : {kRightAs, kWithinWider})
+    if (const size_t at = rule.rfind(says); at != rule.npos)
+      return rule.substr(0, at < 2 ? 0 : at - 2);  // without the semicolon before it
+  return rule;
 }
 
 }  // namespace
@@ -136,7 +152,8 @@ OpTrial::Verdict OpTrial::judge(bool with_causes) {
 }
 
 OpTrial::Verdict OpTrial::judge_passes(bool with_causes) {
-  Judge judge(judged_, *oracle_, nullptr, nullptr, judging_as_run(options_, places_));
+  Judge judge(judged_, *oracle_, nullptr, nullptr,
+              judging_as_run(options_, places_, judged_.graph));
   std::unique_ptr<Hypotheses> hypotheses;
   std::unique_ptr<Causes> causes;
   if (with_causes) {
@@ -158,10 +175,10 @@ OpTrial::Verdict OpTrial::judge_passes(bool with_causes) {
   check(result.judged > 0 && result.judged == result.expected,
         "of the grid's case {} ({}) {} of {} nodes could be judged: {}", op_,
         text_of(traits_of(shape_, dtype_)), result.judged, result.expected, result.story);
-  return verdict_of(result);
+  return verdict_of(result, judge);
 }
 
-OpTrial::Verdict OpTrial::verdict_of(const Result& result) const {
+OpTrial::Verdict OpTrial::verdict_of(const Result& result, const Judge& judge) const {
   Verdict verdict;
   for (const PlaceSummary& place : result.places)
     if (place.measured && std::ranges::count(places_.outputs, place.place) > 0)
@@ -181,8 +198,9 @@ OpTrial::Verdict OpTrial::verdict_of(const Result& result) const {
                   .want = f.want,
                   .got = f.got,
                   .budgets = f.budgets,
-                  .rule = f.rule};
-  if (f.index.empty()) failure.says = f.rule.empty() ? name_of(f.verdict) : f.rule;
+                  .rule = without_contract(f.rule),
+                  .right_as = judge.right_as(f.node.place)};
+  if (f.index.empty()) failure.says = failure.rule.empty() ? name_of(f.verdict) : failure.rule;
   for (const PlaceSummary& place : result.places)
     if (place.place == f.node.place) failure.looks_like = place.looks_like;
   verdict.failure = std::move(failure);

@@ -29,6 +29,9 @@ class OpTrial {
     std::vector<int64_t> index;  // as in Finding
     double want = 0, got = 0, budgets = 0;
     std::string rule;
+    // Another contract that makes this case right. `rule` says nothing of it: other cases may be
+    // wrong under it too.
+    std::optional<RoundingContract> right_as;
     std::vector<Finding::LooksLike> looks_like;
   };
 
@@ -66,7 +69,7 @@ class OpTrial {
   // The pass as the op finds it: with the caches as the passes before left them.
   Pass begun(size_t pass, const std::vector<RecordedTensor>& made) const;
   std::vector<RecordedTensor> compute(const Pass& pass, size_t which, bool timed, double* seconds);
-  Verdict verdict_of(const Result& result) const;
+  Verdict verdict_of(const Result& result, const Judge& judge) const;
 
   std::string op_;
   const GridCase& shape_;

@@ -15,6 +15,7 @@
 #include "kernels/base/nearest.h"
 #include "kernels/plugin/crash_watch.h"
 #include "kernels/plugin/user_ops.h"
+#include "src/judge/story.h"
 #include "src/opcheck/common_traits.h"
 #include "src/opcheck/one_op.h"
 #include "src/replay/passes_reader.h"
@@ -64,6 +65,7 @@ class Checker {
   OpsResult::Account account(const std::string& op);
   void try_case(const GridCase& shape, DType dtype, const OneOp& one);
   void look_into(OpTrial& trial, const GridCase& shape, DType dtype, OpTrial::Verdict verdict);
+  void try_rounding(const OneOp& one);
   void time(OpTrial& trial);
   void write_repro_of_first();
 
@@ -75,6 +77,7 @@ class Checker {
   // The account of the op that is being tried:
   OpsResult::Account account_;
   std::vector<TriedCase> tried_;
+  std::vector<std::pair<const GridCase*, DType>> computed_;  // the cases of tried_
   std::vector<double> seconds_, own_seconds_, ratios_;
   int looked_ = 0;
   const GridCase* first_ = nullptr;
@@ -109,7 +112,7 @@ OpsResult::Account Checker::account(const std::string& op) {
     account_.refusal = "a whole layer is judged where it stands alone: lockstep run --ops";
     return account_;
   }
-  tried_.clear(), seconds_.clear(), own_seconds_.clear(), ratios_.clear();
+  tried_.clear(), computed_.clear(), seconds_.clear(), own_seconds_.clear(), ratios_.clear();
   looked_ = 0;
   first_ = nullptr;
   const OneOp one = one_op(op, ops_of(device_), user_.ops, options_.library);
@@ -126,6 +129,7 @@ OpsResult::Account Checker::account(const std::string& op) {
   account_.cases = std::ssize(tried_);
   account_.wrong = std::ranges::count(tried_, true, &TriedCase::wrong);
   account_.common = common_to(tried_);
+  try_rounding(one);
   account_.seconds = median(seconds_);
   account_.own_seconds = median(own_seconds_);
   account_.ratio = median(ratios_);
@@ -148,6 +152,7 @@ void Checker::try_case(const GridCase& shape, DType dtype, const OneOp& one) {
   }
   const bool wrong = verdict.failure.has_value();
   tried_.push_back({traits_of(shape, dtype), wrong});
+  computed_.emplace_back(&shape, dtype);
   if (account_.worst_case.empty() || verdict.budgets > account_.budgets) {
     account_.budgets = verdict.budgets;
     account_.worst_case = text_of(traits_of(shape, dtype));
@@ -172,6 +177,48 @@ void Checker::look_into(OpTrial& trial, const GridCase& shape, DType dtype,
   } else if (!said && !verdict.failure->looks_like.empty()) {
     account_.first->looks_like = std::move(verdict.failure->looks_like);
   }
+}
+
+// A kernel rounds in one way. So another contract is proposed only where all cases are right under
+// it, and one that leaves some wrong is said to do so. A case that cannot round so, as of another
+// dtype, stays as it was.
+void Checker::try_rounding(const OneOp& one) {
+  if (!account_.first || !account_.first->right_as) return;
+  const OpKind op = find_point(account_.first->point)->op;
+  const std::string name = name_of(*account_.first->right_as);
+  std::vector<std::string> asked, dtypes;
+  int64_t wrong = 0;
+  for (size_t i = 0; i < computed_.size(); ++i) {
+    const auto& [shape, dtype] = computed_[i];
+    progress_.show(fmt::format("{} as {}: case {} of {}", account_.op, name, i + 1, tried_.size()));
+    RoundingOptions rounding = options_.rounding;
+    std::vector<std::string> own;
+    for (const Place& place : places_of(account_.op, *shape).outputs)
+      if (place.point->op == op) own.push_back(fmt::format("{}={}", place.point->name, name));
+    rounding.rounding.insert(rounding.rounding.end(), own.begin(), own.end());
+    try {
+      OpTrial trial(account_.op, *shape, dtype, one.implementations,
+                    {device_, options_.threads, rounding});
+      wrong += trial.judge(/*with_causes=*/false).failure ? 1 : 0;
+    } catch (const Error&) {
+      wrong += tried_[i].wrong ? 1 : 0;
+      continue;
+    }
+    for (const std::string& option : own)
+      if (std::ranges::count(asked, option) == 0) asked.push_back(option);
+    if (std::ranges::count(dtypes, name_of(dtype)) == 0) dtypes.emplace_back(name_of(dtype));
+  }
+  std::string says = fmt::format("as {}, which fits this case, it is wrong in {} of {} cases", name,
+                                 wrong, tried_.size());
+  if (wrong == 0)
+    says = fmt::format(
+        "{} {} (all {} cases tried): --rounding {}{}{}", kRightAs, name, tried_.size(),
+        fmt::join(asked, " --rounding "), dtypes.size() < dtypes_.size() ? " --dtype " : "",
+        dtypes.size() < dtypes_.size() ? fmt::format("{}", fmt::join(dtypes, ",")) : "");
+  OpTrial::Failure& first = *account_.first;
+  const bool says_rule = first.says == first.rule;
+  first.rule += (first.rule.empty() ? "" : "; ") + says;
+  if (says_rule) first.says = first.rule;
 }
 
 void Checker::time(OpTrial& trial) {

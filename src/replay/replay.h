@@ -22,7 +22,7 @@ struct ReplayOptions {
   std::string device = "cpu";
   int threads = 0;
   RoundingOptions rounding;  // of the user's op, or without one of the trace's
-  std::string rope_pairs;    // as in layouts.h
+  std::string rope_pairs;    // as in rope_pairs.h
 };
 
 // One op on the same inputs by several hands.

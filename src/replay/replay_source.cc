@@ -14,8 +14,8 @@
 #include "src/model/op_names.h"
 #include "src/replay/fused_by_pieces.h"
 #include "src/session/device.h"
-#include "src/session/layouts.h"
 #include "traces/place_reader.h"
+#include "traces/rope_pairs.h"
 
 namespace lockstep {
 

@@ -306,16 +306,23 @@ void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   facts.insert(next, more.begin(), more.end());
 }
 
+// "2 ops wrong, 3 missing"
+std::string in_short(const FoundOps& found) {
+  const auto ops = [](int64_t count) { return count == 1 ? "op" : "ops"; };
+  if (found.missing == 0) return fmt::format("{} {} wrong", found.wrong, ops(found.wrong));
+  if (found.wrong == 0) return fmt::format("{} {} missing", found.missing, ops(found.missing));
+  return fmt::format("{} {} wrong, {} missing", found.wrong, ops(found.wrong), found.missing);
+}
+
 // The last line: a verdict and its scope, in few words. The story of the JSON says more.
 std::string conclusion_of(const Result& result) {
   if (result.verdict == RunVerdict::diverged && result.first) {
-    const int64_t wrong = count_wrong_ops(result);
     const Finding& first = *result.first;
     const std::string judged_by =
         first.region.empty() ? ""
                              : fmt::format("; judged by {} alone", first.node.place.point->name);
-    return fmt::format("{} ({} op{} wrong of {}{})", where_it_begins(first), wrong,
-                       wrong == 1 ? "" : "s", count_judged_ops(result), judged_by);
+    return fmt::format("{} ({} of {}{})", where_it_begins(first), in_short(count_found_ops(result)),
+                       count_judged_ops(result), judged_by);
   }
   if (result.verdict != RunVerdict::clean) return result.story;
   std::string scope = fmt::format("{} layer{}, positions to {}", result.scope.layers,

@@ -266,7 +266,28 @@ std::string element_text(const Finding& f) {
   return text;
 }
 
-int64_t count_wrong_ops(const Result& result) { return std::ssize(wrong_ops(result)); }
+FoundOps count_found_ops(const Result& result) {
+  FoundOps found;
+  for (const WrongOp& op : wrong_ops(result))
+    ++(std::ranges::all_of(op.findings, [](const Finding* f) { return is_missing(*f); })
+           ? found.missing
+           : found.wrong);
+  return found;
+}
+
+std::string text_of(const FoundOps& found) {
+  std::string text;
+  if (found.wrong > 0 || found.missing == 0)
+    text = fmt::format("{} op{} wrong", found.wrong, found.wrong == 1 ? " is" : "s are");
+  if (found.missing == 0) return text;
+  const bool one = found.missing == 1;
+  return text + fmt::format("{}the tensor{} of {}{} {} missing", text.empty() ? "" : ", and ",
+                            one ? "" : "s", found.missing,
+                            !text.empty() ? ""
+                            : one         ? " op"
+                                          : " ops",
+                            one ? "is" : "are");
+}
 
 int64_t count_judged_ops(const Result& result) {
   // The cache is judged in all layers, whatever was selected.
@@ -282,10 +303,8 @@ std::vector<Block> wrong_ops_of(const Result& result) {
   if (ops.size() > kMostEntries) ops = by_point(ops);
   std::vector<Block> blocks;
   if (ops.empty()) return blocks;
-  blocks.push_back(Heading{all == 1 ? "1 op is wrong"
-                                    : fmt::format("{} ops are wrong, in the order of the "
-                                                  "computation",
-                                                  all)});
+  blocks.push_back(Heading{text_of(count_found_ops(result)) +
+                           (all == 1 ? "" : ", in the order of the computation")});
   for (size_t i = 0; i < std::min(ops.size(), kMostEntries); ++i) {
     const WrongOp& op = ops[i];
     const bool same =

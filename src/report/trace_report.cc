@@ -12,6 +12,7 @@
 #include "src/report/output.h"
 #include "src/report/trace_overview.h"
 #include "src/report/trace_selection.h"
+#include "traces/rope_pairs.h"
 
 namespace lockstep {
 namespace {
@@ -60,6 +61,16 @@ void add_selected(TraceReader& trace, const InspectOptions& options, std::vector
   if (!options.npy.empty()) save(selected, options, blocks);
 }
 
+// Elements are compared with their like, so that pairs have to lie in one order.
+std::vector<Block> beside_another(TraceReader& trace, const InspectOptions& options) {
+  const std::unique_ptr<TraceReader> other = open_trace(options.against);
+  const AlikePairs alike(trace, *other);
+  std::vector<Block> blocks = compared_with(alike.b(), alike.a(), options);
+  if (const std::string pairs = alike.sentence(); !pairs.empty())
+    blocks.push_back(Paragraph{pairs});
+  return blocks;
+}
+
 void add_whole(TraceReader& trace, const InspectOptions& options, Document& document) {
   const TraceTotals totals = totals_of(trace);
   document.blocks = overview_of(trace, totals, options.path);
@@ -78,7 +89,7 @@ Document inspect(TraceReader& trace, const InspectOptions& options) {
   else if (options.provenance)
     blocks.push_back(KeyValues{{provenance.begin(), provenance.end()}});
   else if (!options.against.empty())
-    blocks = compared_with(*open_trace(options.against), trace, options);
+    blocks = beside_another(trace, options);
   else if (options.selects() || options.values || !options.npy.empty())
     add_selected(trace, options, blocks);
   else

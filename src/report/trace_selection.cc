@@ -184,7 +184,8 @@ void append_digest(const Digest& d, std::vector<Cell>& row) {
 // like an answer.
 Selected select(TraceReader& trace, const InspectOptions& options) {
   const Selection selection = options.selection();
-  selection.check_layers(trace.manifest().graph.layers());
+  // A bare trace knows no layers of its model but those that it shows: of others it has nothing.
+  if (trace.manifest().graph_known) selection.check_layers(trace.manifest().graph.layers());
   Selected out;
   out.tensors = with_digest_columns({"pass", "layer", "point", "rows", "shape", "dtype"});
   Gatherer gatherer(options, out);

@@ -35,7 +35,6 @@ constexpr double kOfDifference = 1.0 / 8, kOfUlp = 1.0 / 100;
 JudgedRun again(const JudgedRun& run, const Result& result) {
   JudgedRun same = run;
   same.trace.clear();
-  same.progress = {};
   same.seen = {};
   same.causes = false;
   for (size_t i = 0; i < same.requests.size() && i < result.requests.size(); ++i) {
@@ -133,6 +132,15 @@ SecondJudgement judge_again(const Result& result, const Place& place, const Evid
   if (computed > 1)
     judgement.says += fmt::format(" (and agrees at {} more elements)", computed - 1);
   return judgement;
+}
+
+// The run whose progress says what it is for: each is as long as the run that it confirms.
+JudgedRun told(JudgedRun run, const std::string& what) {
+  if (run.progress)
+    run.progress = [show = run.progress, what](const std::string& line) {
+      show(fmt::format("{}: {}", what, line));
+    };
+  return run;
 }
 
 Result with_right(JudgedRun run, const std::vector<Place>& right) {
@@ -261,16 +269,19 @@ std::vector<Confirmation> confirm(const JudgedRun& run, const Result& result, si
     return std::ranges::any_of(request.flips,
                                [](const Flip& flip) { return !flip.ancestor.empty(); });
   });
-  const Result healed = heal(same, right);
+  const Result healed = heal(told(same, "all put right"), right);
   for (size_t i = 0; i < right.size(); ++i) {
     if (i >= most) {
       confirmations.push_back(
           {right[i], false, fmt::format("not tried: only the first {} places are", most)});
       continue;
     }
-    Confirmation& made = confirmations.emplace_back(alone(same, right, right[i], healed, second));
+    Confirmation& made = confirmations.emplace_back(alone(
+        told(same, "all put right but " + text_of(right[i])), right, right[i], healed, second));
     if (i >= known) made.says += "; a greater error before it hid it";
-    if (differs) made.says += tokens_back(result, with_right(same, {right[i]}));
+    if (differs)
+      made.says += tokens_back(
+          result, with_right(told(same, text_of(right[i]) + " alone put right"), {right[i]}));
   }
   return confirmations;
 }

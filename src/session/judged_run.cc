@@ -362,7 +362,7 @@ Result judge_run(const JudgedRun& run) {
   RunProgress progress(run.progress, manifest.graph.layers(), tokens_to_feed(run.requests));
   judging.progress = told_of(run, progress);
   Judge judge(manifest, *oracle, models.exact.get(), models.rounded.get(), judging);
-  Causes causes(manifest, judge, *oracle, *models.hypotheses);
+  Causes causes(manifest, judge, *oracle, *models.hypotheses, judging.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
   Followers followers{run, manifest.graph, judge, causes, budget, writer.get(), progress};
   LiveJudge live(judge, followers.options());

@@ -14,15 +14,16 @@
 #include "src/causes/causes.h"
 #include "src/judge/presets.h"
 #include "src/report/output.h"
-#include "src/session/layouts.h"
 #include "src/session/ranked.h"
 #include "src/session/ranks_apart.h"
 #include "src/session/reference_library.h"
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
+#include "src/session/trace_model.h"
 #include "src/weights/tokenizer.h"
 #include "traces/bare_file.h"
 #include "traces/manifest.h"
+#include "traces/rope_pairs.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -96,6 +97,8 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
         "{} was made with other weights than {} has, of the same config: give the --model it was "
         "made with",
         path, checkpoint.dir());
+  // A fingerprint says more than shapes do.
+  if (made_with == manifest.provenance.end()) check_model_of(*opened.reader, path, checkpoint);
   opened.interleaved = naming(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });
   return opened;
 }
@@ -188,7 +191,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Judge judge =
       naming(path, [&] { return Judge(manifest, *oracle, exact.get(), rounded.get(), options); });
   const auto hypotheses = hypotheses_over(ranks, checkpoint, reference);
-  Causes causes(manifest, judge, *oracle, *hypotheses);
+  Causes causes(manifest, judge, *oracle, *hypotheses, options.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   RowsOfPasses rows;
   bool found = false;

@@ -43,7 +43,7 @@ struct OpenedTrace {
 };
 
 // Opens a trace of that model. rope_pairs: "half", "interleaved", or what the trace says
-// (layouts.h). Throws Error when it is no trace, or names another model.
+// (rope_pairs.h). Throws Error when it is no trace, or names another model.
 OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
                           const std::string& rope_pairs = "");
 
@@ -53,7 +53,7 @@ std::optional<ErrorBudgetMaker> budget_maker_of(const JudgeOptions& options,
 
 // The verdict on a saved trace, pass by pass. Throws Error when it is no trace, or when its
 // manifest names another model than `checkpoint`.
-// rope_pairs: "half", "interleaved", or what the trace says (layouts.h).
+// rope_pairs: "half", "interleaved", or what the trace says (rope_pairs.h).
 Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeOptions options,
                    Detail detail = Detail::screen, const std::string& rope_pairs = "");
 

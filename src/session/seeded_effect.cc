@@ -4,8 +4,9 @@
 //
 //     the run's verdict    a difference of bits    what is said
 //     clean                none                    the bug did not act: inconclusive
-//     clean                at a place              missed, as rounding may do as much, or as the
-//                                                  selection leaves that place out
+//     clean                at a place that the     the bug was not looked for: inconclusive
+//                          selection leaves out
+//     clean                at another place        missed, as rounding may do as much
 //     diverged, of one     not asked               the bug is what was found
 //     diverged, of more    none                    which of them did not act, in a note
 //
@@ -79,11 +80,20 @@ std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fau
   return {};
 }
 
+// Whether the selection has no place of the first one's point that the fault acts on.
+bool is_left_out(const JudgedRun& run, const FaultRequest& fault, const Place& first) {
+  const auto is_judged = [&](int layer) { return run.judge.selection.has(*first.point, layer); };
+  if (first.layer < 0 || fault.layer >= 0) return !is_judged(first.layer);
+  for (int layer = first.layer; layer < run.checkpoint.config().layers; ++layer)
+    if (is_judged(layer)) return false;
+  return true;
+}
+
 // Why nothing shows a bug that changed the bits of that place, and all that was made of them.
-std::string why_unseen(const JudgedRun& run, const Result& result, const Place& first) {
-  const Selection& selection = run.judge.selection;
-  const std::string alone = selection.text();
-  if (!selection.has(*first.point, first.layer)) return alone + " leaves that out";
+std::string why_unseen(const JudgedRun& run, const Result& result, const FaultRequest& fault,
+                       const Place& first) {
+  const std::string alone = run.judge.selection.text();
+  if (is_left_out(run, fault, first)) return alone + " leaves that out";
   std::string text = "that is within what rounding may do";
   if (!alone.empty()) text += fmt::format(", or outside of {}", alone);
   if (!run.judge.rows.all()) text += ", or in a row that --judge-rows did not draw";
@@ -96,28 +106,31 @@ std::string why_unseen(const JudgedRun& run, const Result& result, const Place& 
 void say_of_faults(const JudgedRun& run, Result& result) {
   const bool shown = result.verdict == RunVerdict::diverged;
   if (shown && run.faults.size() == 1) return;
-  std::string idle;
+  std::string untried;  // the first that this run could not show
   Unseeded unseeded;
   for (const FaultRequest& fault : run.faults) {
     if (run.progress) run.progress(fmt::format("asking what {} changes", fault.name));
     const std::optional<Place> first = first_changed(run, fault, unseeded);
     const std::string needs(fault_of(fault).needs);
-    if (first && !shown)
-      result.notes.push_back(fmt::format("nothing shows the seeded {}, which changes {} first: {}",
-                                         fault.name, text_of(*first),
-                                         why_unseen(run, result, *first)));
+    if (first && !shown) {
+      const std::string unseen =
+          fmt::format("nothing shows the seeded {}, which changes {} first: {}", fault.name,
+                      text_of(*first), why_unseen(run, result, fault, *first));
+      if (untried.empty() && is_left_out(run, fault, *first)) untried = unseen;
+      result.notes.push_back(unseen);
+    }
     if (first) continue;
     const std::string says = fmt::format(
         "the seeded {} did not act: without it every number of the run has the same bits; it needs "
         "{}",
         fault.name, needs);
-    if (idle.empty()) idle = says;
+    if (untried.empty()) untried = says;
     result.notes.push_back(says);
   }
-  if (idle.empty() || result.verdict != RunVerdict::clean) return;
+  if (untried.empty() || result.verdict != RunVerdict::clean) return;
   result.verdict = RunVerdict::inconclusive;
-  idle.front() = 'T';
-  result.story = fmt::format("{}. {}", idle, result.story);
+  untried.front() = untried.front() == 't' ? 'T' : 'N';
+  result.story = fmt::format("{}. {}", untried, result.story);
 }
 
 }  // namespace lockstep

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
 #include <new>
 #include <set>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -83,6 +85,20 @@ class Failing final : public Hypotheses {
   std::deque<OpInPass> ops_;
 };
 
+// Takes its time for the first guess about an op.
+class Slow final : public Hypotheses {
+ public:
+  explicit Slow(std::unique_ptr<Hypotheses> whole) : whole_(std::move(whole)) {}
+
+  std::unique_ptr<OpHypotheses> of(const OpInPass& op) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    return whole_->of(op);
+  }
+
+ private:
+  std::unique_ptr<Hypotheses> whole_;
+};
+
 // Every op that computes is wrong, so that all are asked about.
 Ops spoilt() {
   Ops ops = cpu_ops();
@@ -116,6 +132,29 @@ TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
     EXPECT_TRUE(Exchanged::said.contains(fmt::format("{} the other request in the pass", what)));
     EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request +1 in the pass", what)));
     EXPECT_FALSE(Exchanged::said.contains(fmt::format("{} the request -1 in the pass", what)));
+  }
+}
+
+// A search may take a minute, of a region more: the line says what is waited for.
+TEST(Guesses, AreToldWhileTheyAreTried) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  OtherHypotheses library(
+      [](std::unique_ptr<Hypotheses> right) { return std::make_unique<Slow>(std::move(right)); });
+  for (const char* points : {"attn.norm", "attn.o"}) {
+    JudgedRun run{.checkpoint = checkpoint, .reference = library};
+    run.ops = spoilt();
+    run.causes = true;
+    run.judge.selection = Selection(points, "0", "", "");
+    // The second is a region then.
+    run.judge.recorded = [](const Place& place) { return *place.point != point("attn.out"); };
+    run.requests = {{.prompt = some_tokens(5, checkpoint.config().vocab), .max_new = 1}};
+    std::vector<std::string> lines;
+    run.progress = [&](const std::string& line) { lines.push_back(line); };
+    EXPECT_TRUE(judged(run).first);
+    const std::string says = fmt::format("looking for what {} looks like in layer 0 of ", points);
+    EXPECT_TRUE(std::ranges::any_of(lines, [&](const std::string& line) {
+      return line.find(says) != std::string::npos;
+    })) << points;
   }
 }
 

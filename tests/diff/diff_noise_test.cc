@@ -1,5 +1,6 @@
 #include "src/diff/diff_noise.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -55,6 +56,27 @@ TEST(DiffNoise, GrowsWithTheInputsAndTheOpsThatAreNotShown) {
   EXPECT_DOUBLE_EQ(noise.limit(0, {0.1, 0.2}).worst, kDiffOutlier * (own + kDiffGrowth * 0.2));
   EXPECT_DOUBLE_EQ(noise.limit(3, {}).all, own * std::sqrt(3.0)) << "two and its own";
   EXPECT_EQ(noise.limit(3, {}).worst, INFINITY);
+}
+
+// The screen cannot tell an error of that size from noise, and does not say that it is none.
+TEST(DiffNoise, IsNotSaidToBeRightWhereAnErrorMayHide) {
+  const auto one_percent = [](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (p.layer == 0 && p.point->name == "mlp.act")
+      for (double& x : v) x *= 1.01;
+  };
+  FakeRun another = run_of(DType::bf16, one_percent);
+  another.manifest.contracts.clear();
+  const DiffResult r = diff_of(run_of(), another);
+  ASSERT_EQ(r.verdict, DiffResult::Verdict::noise) << r.story;
+  ASSERT_TRUE(r.furthest);
+  EXPECT_GT(r.furthest->relative, 0.005);
+  EXPECT_LE(r.furthest->relative, r.furthest->limit);
+  EXPECT_NE(r.story.find(fmt::format("is {:.2g} apart, noise {:.2g}, and whether that is an error "
+                                     "only a judgement tells (--model DIR)",
+                                     r.furthest->relative, r.furthest->limit)),
+            std::string::npos)
+      << r.story;
+  EXPECT_FALSE(diff_of(run_of(), run_of()).furthest);
 }
 
 // Each op of a layer adds less than one may, all together more.

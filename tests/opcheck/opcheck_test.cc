@@ -115,6 +115,26 @@ TEST(Ops, ThatRoundTwiceAreRightWhereThatIsDeclared) {
   EXPECT_EQ(exit_status(declared), 0) << said_of(declared.ops.at(0));
 }
 
+// One case that another contract fits is no proof: a kernel rounds in one way.
+TEST(Ops, AreOfferedAContractThatMakesAllCasesRightAlone) {
+  const OpsResult::Account norm = tried("rounds_twice", "rms_norm");
+  EXPECT_NE(said_of(norm).find(fmt::format("(all {} cases tried): --rounding ", norm.cases)),
+            std::string::npos)
+      << said_of(norm);
+  EXPECT_NE(said_of(norm).find("--rounding attn.q_norm=hf"), std::string::npos) << said_of(norm);
+  const OpsResult::Account silu = tried("rounds_twice", "silu_mul");
+  EXPECT_EQ(said_of(silu).find("right if it rounds as"), std::string::npos) << said_of(silu);
+  const OpsResult declared = check_ops({.library = library("rounds_twice"),
+                                        .only = {"silu_mul"},
+                                        .dtypes = {"bf16"},
+                                        .rounding = {.schema = "hf"}});
+  ASSERT_GT(declared.ops.at(0).wrong, 0) << "it is wrong under the contract too";
+  EXPECT_NE(said_of(silu).find(fmt::format("as hf, which fits this case, it is wrong in {} of {} ",
+                                           declared.ops.at(0).wrong, silu.cases)),
+            std::string::npos)
+      << said_of(silu);
+}
+
 TEST(Ops, ThatWriteWhereTheyMayNotAreNamed) {
   const OpsResult::Account beside = tried("first", "add");
   EXPECT_GT(beside.wrong, 0);

@@ -76,6 +76,10 @@ class Bare(InFolder):
         for more in ((), ("--points", "mlp.norm", "--layers", "2"), ("--passes",)):
             status, screen = self.run_it("inspect", self.path, *more)
             self.assertEqual(status, 0, screen)
+        # How many layers the model has is not known.
+        status, sentence = self.run_it("inspect", self.path, "--layers", "77")
+        self.assertEqual(status, 2, sentence)
+        self.assertIn("x.h5 is selected by --layers 77: `lockstep inspect ", sentence)
         screen = self.run_it("inspect", self.path)[1]
         self.assertIn(UNSEALED, screen)
         self.assertRegex(screen, r"\n[1-9] requests?   [1-9]")

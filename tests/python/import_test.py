@@ -451,7 +451,7 @@ class Refused(InFolder):
 
     def import_(self, names="sglang", source=None, **options):
         return lockstep.import_dump(source or self.folder / "dump", self.folder / "out.h5",
-                                    names=names, model=QWEN3, **options)
+                                    names=names, **{"model": QWEN3, **options})
 
     def setUp(self):
         super().setUp()
@@ -525,11 +525,45 @@ class Refused(InFolder):
                     self.import_("points", path if path.suffix != ".pt" else None)
                 (self.folder / "out.h5").unlink(missing_ok=True)
 
+    def test_what_nothing_can_be_made_of_is_said_by_name(self):
+        dump = self.folder / "dump"
+        norm = {"model.layers.0.input_layernorm:out": np.zeros((3, 192), np.float32)}
+
+        def refused(part, arrays, **options):
+            for file in dump.iterdir():
+                file.unlink()
+            np.savez(dump / "x.npz", **arrays)
+            self.refused(part, self.import_, "huggingface", **options)
+
+        ids = {"input_ids": np.arange(3)}
+        self.refused("it is an empty folder; --format says what it is", self.import_)
+        refused("says not which tokens it was fed", norm)
+        refused("besides what its passes were fed", ids)
+        refused("input_ids: an array of float64 has no place", {"input_ids": np.arange(3) + 0.5})
+        refused("layers.99.input_layernorm:out is of layer 99, and the model has 6",
+                ids | {"model.layers.99.input_layernorm:out": np.zeros((3, 192), np.float32)})
+        refused("the map huggingface has no point for 1 of its names, the first other",
+                ids | {"other": np.zeros(3, np.float32)})
+        refused("does not look like msprobe: leave --format out", ids | norm, kind="msprobe")
+        refused("no is not there: the folder of a checkpoint was wanted", ids, model="no")
+        (dump / "x.npz").unlink()
+        (dump / "input_ids.npy").write_bytes(b"hello")
+        self.refused("it is no .npy file, which begins with", self.import_, "huggingface")
+        self.refused("it is a folder of input_ids.txt;", lambda: (
+            (dump / "input_ids.npy").rename(dump / "input_ids.txt"), self.import_()))
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            command.main([str(dump), "x.h5", "--map", "sglang", "--model", QWEN3, "--tokens",
+                          "1,x"])
+        self.assertEqual(said.getvalue(),
+                         "error: --tokens: ids such as 1,2,3 were wanted, found 'x'\n")
+
     def test_maps(self):
         np.savez(self.folder / "x.npz", tokens=np.arange(3), positions=np.arange(3))
         for content, part in (("{", "no JSON"), ("[]", "no JSON object"),
                               ('{"points": [{"match": "(", "to": "embed"}]}', "not understood"),
-                              ('{"points": [{"match": "x", "to": "mlp.upp"}]}', "mlp.up"),
+                              ('{"points": [{"match": "x", "to": "mlp.upp"}]}',
+                               "m.json names 'mlp.upp', which is no point: mlp.up is the nearest"),
                               ('{"pints": []}', "which no map has"),
                               ('{"points": [], "schema": "hff"}', "rounding contracts")):
             (self.folder / "m.json").write_text(content)

@@ -384,9 +384,30 @@ TEST(ResultScreen, OfMissingTensorsNamesNoSizeAndNoStepThatCannotWork) {
   const std::string many = render_text(document_of(r, {.trace = "a.h5"}), {.width = 80});
   EXPECT_NE(many.find("     also    in layer 3: 1 node\n"), std::string::npos) << many;
   expect_line(many, "next     lockstep inspect a.h5   what the trace has");
+  expect_line(many, "the tensors of 10 ops are missing, in the order of the computation");
+  EXPECT_EQ(
+      lines_of(many).back(),
+      "diverged: layer 2 attn.k is the first whose tensor is missing (10 ops missing of 110)");
   std::erase_if(r.findings, [](const Finding& f) { return f.node.place.layer > 2; });
   const std::string few = screen(r);
   expect_line(few, "  2. layer 2 attn.v         1 of 7 nodes, the same");
+}
+
+TEST(ResultScreen, CountsWhatIsMissingBesideWhatIsWrong) {
+  Result r = rope_bug();
+  r.findings.push_back({.node = {.place = {find_point("attn.v"), 5}},
+                        .verdict = Verdict::structural,
+                        .rule = "the tensor is missing"});
+  std::string text = screen(r);
+  expect_line(text,
+              "2 ops are wrong, and the tensor of 1 is missing, in the order of the computation");
+  EXPECT_EQ(lines_of(text).back(),
+            "diverged: layer 3 attn.q_rope introduces the first error (2 ops wrong, 1 missing of "
+            "110)");
+  EXPECT_NE(page_of(r).find("The 3 ops that are wrong or missing"), std::string::npos);
+  // Of another shape it is there, and wrong.
+  r.findings.back().rule = "shape [1, 2] was wanted, found [2, 1]";
+  expect_line(screen(r), "3 ops are wrong, in the order of the computation");
 }
 
 TEST(ResultScreen, SaysWhatTheAxesAre) {

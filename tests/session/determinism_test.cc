@@ -208,5 +208,19 @@ TEST(Determinism, AUsersLibraryThatDependsOnTheBatchIsNamed) {
   for (const std::string& point : wrong) EXPECT_TRUE(point.ends_with("norm")) << point;
 }
 
+// Two servings show from which context on bits differ, and nothing of how a kernel is made.
+TEST(OpBits, SayOfKeysWhatWasSeenAlone) {
+  OpBits op{.place = {&point("attn.out"), 1},
+            .bits = OpBits::SameFor::vary,
+            .depends_on = {Circumstance::threads},
+            .from = 256,
+            .least = 4};
+  EXPECT_EQ(text_of(op),
+            "the number of threads: its sum over keys, of 257 or more (of fewer the bits were the "
+            "same)");
+  op.from = op.least;
+  EXPECT_EQ(text_of(op), "the number of threads: its sum over keys");
+}
+
 }  // namespace
 }  // namespace lockstep

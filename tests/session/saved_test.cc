@@ -1,6 +1,8 @@
 // A saved trace is judged as its run was, whoever shared K and V with whom.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "src/diff/diff.h"
 #include "src/report/report.h"
 #include "src/session/judged_trace.h"
@@ -69,6 +71,54 @@ TEST_F(SavedRun, OfDigestsIsInconclusive) {
   const Result saved = judge_trace(scratch_ / "x.journal", checkpoint_, {});
   EXPECT_EQ(saved.verdict, RunVerdict::inconclusive) << saved.story;
   EXPECT_TRUE(saved.findings.empty());
+}
+
+// The trace as an engine writes it that knows nothing of fingerprints; spoil: what it has
+// otherwise.
+template <typename Spoil>
+void write_unnamed(const std::string& from, const std::string& to, Spoil spoil) {
+  const auto trace = open_trace(from);
+  Manifest manifest = trace->manifest();
+  for (const char* name : {"model_xxh3", "weights_xxh3"}) manifest.provenance.erase(name);
+  const auto writer = create_trace(to, manifest);
+  for (int i = 0; i < trace->passes(); ++i) {
+    Pass pass = trace->read(i, true);
+    for (RecordedTensor& tensor : pass.tensors) spoil(tensor);
+    writer->write(pass);
+  }
+  writer->finish(manifest.requests);
+}
+
+TEST_F(SavedRun, OfAnotherModelIsSaidByItsShapesWhereItHasNoFingerprint) {
+  run("x.h5", false, TraceLevel::full);
+  write_unnamed(scratch_ / "x.h5", scratch_ / "unnamed.h5", [](RecordedTensor&) {});
+  EXPECT_EQ(judge_trace(scratch_ / "unnamed.h5", checkpoint_, {}).verdict, RunVerdict::clean);
+  const Checkpoint other = Checkpoint::open(data_path("bard-qwen3"));
+  const std::string said = error_of([&] { judge_trace(scratch_ / "unnamed.h5", other, {}); });
+  EXPECT_NE(said.find("unnamed.h5 has embed of the shape ["), said.npos) << said;
+  EXPECT_NE(said.find(", 64] (token, hidden), and the model of " + other.dir() + " makes it ["),
+            said.npos)
+      << said;
+  EXPECT_NE(said.find(", 192]: give the --model that the trace was made with"), said.npos) << said;
+}
+
+// One op that stores another shape is wrong, and tells nothing of the model.
+TEST_F(SavedRun, WithOneOpOfAnotherShapeIsJudged) {
+  run("x.h5", false, TraceLevel::full);
+  write_unnamed(scratch_ / "x.h5", scratch_ / "odd.h5", [](RecordedTensor& tensor) {
+    if (*tensor.point != point("mlp.gate")) return;
+    std::vector<int64_t> extents(tensor.shape.extents().begin(), tensor.shape.extents().end());
+    extents.back() /= 2;
+    tensor.data = Tensor(Shape(extents), tensor.dtype);
+    std::memset(tensor.data.as<char>(), 0, tensor.data.view().bytes());
+    tensor.shape = Shape(extents);
+    tensor.digest = digest_of(tensor.data);
+    tensor.row_hashes = row_hashes_of(tensor.data);
+  });
+  const Result judged = judge_trace(scratch_ / "odd.h5", checkpoint_, {});
+  ASSERT_TRUE(judged.first) << judged.story;
+  EXPECT_EQ(judged.first->node.place.point->name, "mlp.gate");
+  EXPECT_EQ(judged.first->verdict, Verdict::structural);
 }
 
 TEST(RanksApart, AreReadBackAndRefusedWhereTheyAreOther) {

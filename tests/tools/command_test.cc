@@ -136,6 +136,24 @@ TEST(Lockstep, RefusesBadValues) {
              ("--page-size: a whole number of at least 1 is wanted, found \"0\""));
   expect_has(trouble_of(run + "--max-new many"),
              ("--max-new: a whole number of at least 1 is wanted, found \"many\""));
+  // A number may be longer than a line.
+  const std::string long_one = "1" + std::string(308, '0'), cut = "1" + std::string(79, '0');
+  for (const auto& [option, says] : std::initializer_list<std::pair<std::string, std::string>>{
+           {"--tp 0", "--tp: a whole number of at least 1 is wanted, found \"0\""},
+           {"--tp two", "--tp: a whole number of at least 1 is wanted, found \"two\""},
+           {"--tp 2.5", "--tp: a whole number of at least 1 is wanted, found \"2.5\""},
+           {"--tp " + long_one, "--tp: a whole number of at most 64 is wanted, found \"" + cut},
+           {"--rank -1", "--rank: a whole number of at least 0 is wanted, found \"-1\""},
+           {"--rank-patience 0", "a number over 0 and up to 1e+09 is wanted, found \"0\""},
+           {"--rank-patience " + long_one, "up to 1e+09 is wanted, found \"" + cut},
+           {"--max-new " + long_one,
+            "a whole number of at most 9223372036854775807 is wanted, found \"" + cut},
+           {"--layers " + long_one,
+            "numbers and ranges such as 0,3-5 were wanted, found '" + cut}}) {
+    const std::string said = trouble_of(run + option);
+    expect_has(said, says);
+    EXPECT_EQ(said.find(cut + "0"), said.npos) << "all of its digits are said";
+  }
   expect_has(trouble_of(run + "--max-new 9223372036854775807"),
              "request 0 asks for 9223372036854775807 tokens after its 2, but a request has at most "
              "2147483647 positions: lower --max-new");
@@ -235,10 +253,16 @@ TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
              "The seeded stale-prefix-page did not act: without it every number of the "
              "run has the same bits; it needs a prefix cache");
   const Outcome unseen = call_lockstep(run + "rope-interleaved --points mlp.act");
-  EXPECT_NE(unseen.status, 1);
+  EXPECT_EQ(unseen.status, 2) << unseen.out;
   expect_has(noted(unseen),
              "nothing shows the seeded rope-interleaved, which changes layer 0 "
              "attn.q_rope first: --points mlp.act leaves that out\n");
+  const Outcome left_out =
+      call_lockstep(run + "norm-eps-outside-root --dtype bf16 --points mlp.act");
+  EXPECT_EQ(left_out.status, 2) << "no run passes by not looking";
+  expect_has(left_out.out,
+             "\"story\": \"Nothing shows the seeded norm-eps-outside-root, which changes layer 1 "
+             "attn.norm first: --points mlp.act leaves that out. No bug: ");
   const Outcome small = call_lockstep(run + "norm-eps-outside-root --dtype bf16");
   EXPECT_EQ(small.status, 0);
   expect_has(noted(small), "within what rounding may do\n");

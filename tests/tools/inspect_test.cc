@@ -243,6 +243,40 @@ TEST_F(Inspect, ComparesWithAnotherTraceAndShowsPasses) {
   EXPECT_EQ(passes[2]["context"], 4);
 }
 
+// Elements that lie at the same place are not the same ones where pairs lie otherwise.
+TEST_F(Inspect, ComparesPairsThatTheOtherTraceHasInterleaved) {
+  write();
+  const std::string other = temp_path("inspect-pairs.trace");
+  std::filesystem::remove_all(other);
+  const auto halves = open_trace(path_);
+  Manifest manifest = halves->manifest();
+  manifest.provenance["rope_pairs"] = "interleaved";
+  const auto writer = create_trace(other, manifest);
+  for (int i = 0; i < halves->passes(); ++i) {
+    Pass pass = halves->read(i, true);
+    for (RecordedTensor& t : pass.tensors) {
+      if (t.point->name != "attn.q") continue;
+      const Tensor from = t.data;
+      t.data = Tensor(t.shape, t.dtype);
+      for (int64_t e = 0; e < t.shape.count(); ++e) {
+        const int64_t d = e % 64, to = d < 32 ? 2 * d : 2 * (d - 32) + 1;
+        t.data.as<uint16_t>()[e - d + to] = from.as<uint16_t>()[e];
+      }
+      t.digest = digest_of(t.data);
+      t.row_hashes = row_hashes_of(t.data);
+    }
+    writer->write(pass);
+  }
+  writer->finish(manifest.requests);
+  const json places = table("--point attn.q --layer 2 --against " + other);
+  ASSERT_EQ(places.size(), 1u);
+  EXPECT_EQ(places[0]["equal bits"], places[0]["rows"]);
+  EXPECT_NE(call_lockstep("inspect " + path_ + " --point attn.q --against " + other)
+                .out.find("pairs of Q and K are interleaved in the second trace"),
+            std::string::npos);
+  std::filesystem::remove_all(other);
+}
+
 TEST_F(Inspect, ShowsTheVerdictThatTheTraceKeeps) {
   write();
   const auto shown = [this] { return call_lockstep("inspect " + path_).out; };

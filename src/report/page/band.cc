@@ -6,6 +6,7 @@
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/report/page/sections.h"
+#include "src/report/result_entries.h"
 
 namespace lockstep {
 namespace {
@@ -58,8 +59,10 @@ void write_stats(Html& html, const Result& result) {
   const auto stats = html.open("dl", {{"class", "stats"}});
   write_stat(html, "nodes judged", std::to_string(result.judged),
              fmt::format("of {} expected", result.expected));
-  const auto wrong = std::ranges::count(wrong_places(result), true);
-  write_stat(html, "ops wrong", std::to_string(wrong), fmt::format("of {}", result.places.size()));
+  const FoundOps found = count_found_ops(result);
+  const std::string of_all = fmt::format("of {}", result.places.size());
+  write_stat(html, "ops wrong", std::to_string(found.wrong), of_all);
+  if (found.missing > 0) write_stat(html, "ops missing", std::to_string(found.missing), of_all);
   if (result.first && result.first->statistic)
     write_stat(html, "worst of the first", short_number(result.first->budgets) + " ×",
                fmt::format("its limit ({})", name_of(*result.first->statistic)));

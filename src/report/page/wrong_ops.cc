@@ -10,6 +10,7 @@
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/report/page/sections.h"
+#include "src/report/result_entries.h"
 
 namespace lockstep {
 namespace {
@@ -254,11 +255,15 @@ void write_wrong_ops(Html& html, const Result& result) {
   const std::vector<bool> wrong = wrong_places(result);
   const auto count = std::ranges::count(wrong, true);
   if (count == 0) return;
-  const Part part(
-      html, "wrong",
-      count == 1 ? "The op that is wrong" : fmt::format("The {} ops that are wrong", count),
-      "In the order of the computation. An error is counted in budgets: what one "
-      "rounding of the op's own result and its accumulation allow that element.");
+  const FoundOps found = count_found_ops(result);
+  const char* what = found.missing == 0 ? "wrong"
+                     : found.wrong == 0 ? "missing"
+                                        : "wrong or missing";
+  const Part part(html, "wrong",
+                  count == 1 ? fmt::format("The op that is {}", what)
+                             : fmt::format("The {} ops that are {}", count, what),
+                  "In the order of the computation. An error is counted in budgets: what one "
+                  "rounding of the op's own result and its accumulation allow that element.");
   size_t drawn = 0;
   for (size_t i = 0; i < result.places.size(); ++i)
     if (wrong[i]) write_wrong_op(html, result, i, drawn++ < kMostDrawn);

@@ -1,6 +1,8 @@
-/* Rounds what it normed before the gain, as transformers does: right where that is declared. */
+/* Ops that round on the way, as transformers does: right where that is declared, or not even then.
+ */
 #include "tests/causes/wrong/numbers.inc"
 
+/* Rounds what it normed before the gain. */
 const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                               const DLTensor* weight, float eps) {
   (void)call;
@@ -15,6 +17,20 @@ const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, con
       store(out, at, (float)(load(x, at) * scale));
       store(out, at, load(out, at) * load(weight, i));
     }
+  }
+  return NULL;
+}
+
+/* Rounds silu before up, and from 1000 columns on forgets the sign of what it gates. */
+const char* lockstep_silu_mul(const LockstepCall* call, const DLTensor* out, const DLTensor* gate,
+                              const DLTensor* up) {
+  (void)call;
+  const int64_t width = gate->shape[gate->ndim - 1];
+  for (int64_t i = 0; i < count_of(out); ++i) {
+    const double g = load(gate, i);
+    store(out, i, (float)(g / (1 + exp(-g))));
+    const float y = load(out, i) * load(up, i);
+    store(out, i, width < 1000 ? y : fabsf(y));
   }
   return NULL;
 }

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lockstep import mapping
 from lockstep.dumps import FORMATS
-from lockstep.errors import LockstepError, Parser, one_line, tell
+from lockstep.errors import LockstepError, Parser, check, one_line, tell
 from lockstep.importing import import_dump
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         "map says")
     options = parser.parse_args(arguments)
     try:
-        tokens = [int(part) for part in options.tokens.split(",") if part]
+        tokens = _ids(options.tokens)
         print(import_dump(options.source, options.out, names=options.map, model=options.model,
                           kind=options.format, dtype=options.dtype, tokens=tokens,
                           schema=options.schema))
@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tell(f"{options.out} cannot be written: {one_line(error)}; make room, or name "
                     "another file")
     return 0
+
+
+def _ids(text: str) -> list[int]:
+    parts = [part for part in text.split(",") if part]
+    for part in parts:
+        check(part.strip().isdecimal(), f"--tokens: ids such as 1,2,3 were wanted, found '{part}'")
+    return [int(part) for part in parts]
 
 
 def end(status: int) -> NoReturn:

@@ -52,6 +52,10 @@ def one_line(error: BaseException) -> str:
     number = re.search(r"\berrno = (\d+)", said)  # as libhdf5 buries the system's word
     if number:
         return os.strerror(int(number[1]))
+    if isinstance(error, KeyError):
+        return f"it has no {said[:200]}"
+    if isinstance(error, IndexError):
+        return "a part of it is not there"
     return said[:200] if said else type(error).__name__
 
 

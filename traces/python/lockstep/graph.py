@@ -33,6 +33,8 @@ def read_config(config: ConfigLike) -> Config:
     if isinstance(config, (str, pathlib.Path)):
         path = pathlib.Path(config)
         path = path / "config.json" if path.is_dir() else path
+        check(path.exists(), f"{path} is not there: the folder of a checkpoint was wanted, with "
+              "its config.json")
         try:
             return json.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as error:

@@ -87,15 +87,25 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
         importer.take(dump, tokens)
         if importer.unlike:
             writer.provenance["ranks_apart"] = json.dumps(importer.unlike[:MOST_UNLIKE])
-        check(report.tensors, f"{source}: no tensor of it is of a point under the map {names}: "
-              f"{_unknown_text(report)}")
+        check(report.tensors, f"{source}: {_nothing_text(report, str(names))}")
     return report
 
 
-def _unknown_text(report: Imported) -> str:
+def _nothing_text(report: Imported, names: str) -> str:
+    """Why there is nothing to be imported."""
+    if not report.passes and report.notes:
+        # What the first pass was fed, and why that could not be read.
+        why = [text for text in report.skipped[:1] if not text.startswith("pass ")]
+        return "; ".join([report.notes[0], *why])
+    reasons = []
+    if report.skipped:
+        reasons.append(f"no tensor of it can be taken, the first: {report.skipped[0]}")
     if report.unknown:
-        return f"the first name is {next(iter(report.unknown))}"
-    return report.skipped[0] if report.skipped else "it has none"
+        reasons.append(f"the map {names} has no point for {len(report.unknown)} of its names, the "
+                       f"first {next(iter(report.unknown))}")
+    if reasons:
+        return "; ".join(reasons)
+    return "it has no tensors" + (" besides what its passes were fed" if report.passes else "")
 
 
 LOGITS: Place = (-1, "logits")
@@ -316,6 +326,10 @@ class Importer:
                 self._note_unknown(key)
                 continue
             places = [place for place in rule[1] if place in self.places]
+            beyond = [layer for layer, _ in rule[1] if layer >= self.sizes["L"]]
+            if beyond and not places:
+                self.report.skipped.append(f"{key} is of layer {beyond[0]}, and the model has "
+                                           f"{self.sizes['L']}")
             without = [rank for rank, other in enumerate(others, 1) if key not in other]
             if without:
                 self.report.skipped.append(f"{key} is not in rank {without[0]}")
@@ -343,7 +357,8 @@ class Importer:
                 return value if isinstance(value, Elements) else elements_of(value)
             self.report.skipped.append(f"{key} is no tensor")
         except LockstepError as error:
-            self.report.skipped.append(str(error))
+            said = str(error)
+            self.report.skipped.append(said if key in said else f"{key}: {said}")
         return None
 
     def _split(self, key: str, value: Elements, rule: Rule) -> list[Elements]:

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Union
 
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, one_line
 from lockstep.points import AXES, MODEL_POINTS, Place, nearest
 
 ROWS = ("tokens", "positions", "lengths", "requests", "mask")
@@ -87,10 +87,11 @@ def read_map(name: Union[str, pathlib.Path]) -> Map:
     unknown = set(content) - {"about", "like", "rows", "points", "schema", "dtype"}
     check(not unknown, f"the map {name} has {', '.join(sorted(unknown))}, which no map has")
     try:
-        rules = tuple(_rule(entry) for entry in content["points"])
+        rules = tuple(_rule(entry, str(name)) for entry in content["points"])
         rows = {kind: re.compile(content.get("rows", {}).get(kind, "(?!)")) for kind in ROWS}
     except (KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
-        raise LockstepError(f"the map {name} is not understood ({error}): see "
+        of = f" in {error.pattern!r}" if isinstance(error, re.error) else ""
+        raise LockstepError(f"the map {name} is not understood ({one_line(error)}{of}): see "
                             "lockstep/mapping.py") from error
     return Map(rules, rows, _schema(content.get("schema", {})), content.get("dtype", ""))
 
@@ -113,12 +114,13 @@ def _content(name: str) -> dict[str, Any]:
     return content
 
 
-def _rule(entry: Mapping[str, Any]) -> Rule:
+def _rule(entry: Mapping[str, Any], name: str) -> Rule:
     to = entry["to"]
     targets = (to,) if isinstance(to, str) else tuple(to)
     for point in targets:
-        check(point in AXES or "\\" in point, f"a map names '{point}', which is no point: "
-              f"{nearest(point, AXES) or 'lockstep points lists them'}")
+        near = nearest(point, AXES)
+        check(point in AXES or "\\" in point, f"the map {name} names '{point}', which is no point: "
+              + (f"{near} is the nearest" if near else "lockstep points lists them"))
     return Rule(re.compile(entry["match"]), targets, tuple(entry.get("split", ())),
                 entry.get("layer_offset", 0), entry.get("layer") == "last")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from lockstep.dumps import (debugger, edge_llm, msprobe, plain, polygraphy, sglang, tensorrt_llm,
                             vllm)
 from lockstep.dumps.dump import Dump
-from lockstep.errors import LockstepError, check
+from lockstep.errors import DAMAGE, LockstepError, check, one_line
 
 # By name: whether the path looks like one, and its reader. The first that says so is taken.
 FORMATS: dict[str, tuple[Callable[[pathlib.Path], bool], Callable[[pathlib.Path], Dump]]] = {
@@ -35,8 +35,25 @@ def read_dump(path: pathlib.Path, kind: str = "") -> tuple[str, Dump]:
     check(path.exists(), f"{path} is not there: a dump was wanted")
     if kind:
         check(kind in FORMATS, f"'{kind}' is no format of dumps ({', '.join(FORMATS)})")
-        return kind, FORMATS[kind][1](path)
+        fits, read = FORMATS[kind]
+        try:
+            return kind, read(path)
+        except DAMAGE as error:
+            check(fits(path), f"{path} does not look like {kind}: leave --format out to have its "
+                  f"format found, or name another ({one_line(error)})")
+            raise
     for name, (fits, read) in FORMATS.items():
         if fits(path):
             return name, read(path)
-    raise LockstepError(f"{path} looks like no dump that is known: {', '.join(FORMATS)}")
+    raise LockstepError(f"{path} looks like no dump that is known ({', '.join(FORMATS)}): "
+                        f"{_contents(path)}; --format says what it is")
+
+
+def _contents(path: pathlib.Path) -> str:
+    """What is there instead."""
+    if path.is_file():
+        return "it is one file"
+    names = sorted(entry.name for entry in path.iterdir())
+    if not names:
+        return "it is an empty folder"
+    return f"it is a folder of {', '.join(names[:3])}{', ...' if names[3:] else ''}"

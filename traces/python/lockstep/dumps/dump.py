@@ -14,6 +14,8 @@ from lockstep.dumps.safetensors_file import read_safetensors
 from lockstep.elements import Elements
 from lockstep.errors import LockstepError, check
 
+MAGIC = b"\x93NUMPY"  # the first bytes of a .npy file
+
 
 @dataclasses.dataclass
 class Dump:
@@ -70,6 +72,11 @@ def load_pickle(path: pathlib.Path) -> Any:
 
 def load_array(path: pathlib.Path) -> Any:
     """What numpy.save wrote, if it is numbers."""
+    with path.open("rb") as file:
+        begin = file.read(len(MAGIC))
+    # numpy takes whatever begins otherwise for a pickle, and proposes to load that.
+    check(begin == MAGIC, f"{path} is not read: it is no .npy file, which begins with {MAGIC!r}, "
+          f"and it begins with {begin!r}")
     try:
         return np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

@@ -1,6 +1,6 @@
 // Engines that rotate pairs (2j, 2j + 1) have Q and K in another order of dims than Hugging Face's
-// halves; the judge knows halves, so such tensors are reordered as they are read.
-#include "src/session/layouts.h"
+// halves. The points have halves, so such tensors are reordered as they are read.
+#include "traces/rope_pairs.h"
 
 #include <array>
 #include <cstring>
@@ -49,6 +49,31 @@ Tensor in_halves(const RecordedTensor& tensor) {
   return made;
 }
 
+// A trace whose pairs are interleaved, with Q and K in halves. Hashes are of numbers in their
+// order, so that a pass without numbers is read with them first.
+class TraceInHalves final : public TraceReader {
+ public:
+  explicit TraceInHalves(TraceReader& trace) : trace_(trace) {}
+
+  const Manifest& manifest() const override { return trace_.manifest(); }
+  int passes() const override { return trace_.passes(); }
+  bool complete() const override { return trace_.complete(); }
+  const std::vector<std::string>& problems() const override { return trace_.problems(); }
+
+  Pass read(int i, bool data) override {
+    Pass pass = trace_.read(i, /*data=*/true);
+    for (RecordedTensor& tensor : pass.tensors)
+      if (is_paired(*tensor.point) && tensor.data.view().empty()) tensor.row_hashes.clear();
+    put_pairs_in_halves(pass);
+    for (RecordedTensor& tensor : pass.tensors)
+      if (!data) tensor.data = {};
+    return pass;
+  }
+
+ private:
+  TraceReader& trace_;
+};
+
 }  // namespace
 
 bool has_interleaved_pairs(const Manifest& manifest, const std::string& asked) {
@@ -74,6 +99,20 @@ void put_pairs_in_halves(Pass& pass) {
     tensor.digest = tensor.point->is_cache() ? digest_of_rows(tensor.row_hashes, view.count())
                                              : digest_of(tensor.data);
   }
+}
+
+AlikePairs::AlikePairs(TraceReader& a, TraceReader& b) : a_(a), b_(b) {
+  const bool of_a = has_interleaved_pairs(a.manifest(), ""),
+             of_b = has_interleaved_pairs(b.manifest(), "");
+  if (of_a && !of_b) halves_of_a_ = std::make_unique<TraceInHalves>(a);
+  if (of_b && !of_a) halves_of_b_ = std::make_unique<TraceInHalves>(b);
+}
+
+std::string AlikePairs::sentence() const {
+  if (!halves_of_a_ && !halves_of_b_) return "";
+  return std::string("pairs of Q and K are interleaved in the ") +
+         (halves_of_a_ ? "first" : "second") +
+         " trace, as it says: they were put in halves before they were compared";
 }
 
 }  // namespace lockstep

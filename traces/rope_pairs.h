@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "probes/recorder.h"
@@ -18,5 +19,23 @@ bool has_interleaved_pairs(const Manifest& manifest, const std::string& asked);
 // Puts the numbers of Q and K, before and after their norms and RoPE and in the cache, into halves,
 // with their hashes. Statistics stay, but for where the largest element lies.
 void put_pairs_in_halves(Pass& pass);
+
+// Two traces that are to be compared, with their pairs in one order: where one of the two alone
+// says that its are interleaved, it is read in halves. The hashes of what it kept no numbers of are
+// then left out, as those of the other order are not known. Both are borrowed.
+class AlikePairs {
+ public:
+  // Throws Error as has_interleaved_pairs() does.
+  AlikePairs(TraceReader& a, TraceReader& b);
+
+  TraceReader& a() const { return halves_of_a_ ? *halves_of_a_ : a_; }
+  TraceReader& b() const { return halves_of_b_ ? *halves_of_b_ : b_; }
+  // Says in which trace they were put in halves; "": in neither.
+  std::string sentence() const;
+
+ private:
+  TraceReader &a_, &b_;
+  std::unique_ptr<TraceReader> halves_of_a_, halves_of_b_;
+};
 
 }  // namespace lockstep
