@@ -112,11 +112,9 @@ int check_command(Args args) {
              "--junit tests.xml --annotate github\n"))
     return 0;
   const std::string& baseline = options.check.path;
-  const std::vector<NamedFile> read = {{"--model", options.model.model},
-                                       {"--limits", options.limits},
-                                       {"--requests", options.model.requests}};
-  if (options.update) check_output({"--baseline", baseline}, read);
-  std::vector<NamedFile> others = read;
+  std::vector<NamedFile> others = files_read_by(options.model);
+  others.push_back({"--limits", options.limits});
+  if (options.update) check_output({"--baseline", baseline}, others);
   others.push_back({"--baseline", baseline});
   check_outputs(options.report, others);
   const CheckResult result = check_or_update(options, command_line_of("check", args));

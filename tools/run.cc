@@ -93,13 +93,12 @@ int run_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --determinism 3\n"))
     return 0;
-  check_outputs(options.report, {{"--model", options.model.model},
-                                 {"--trace", options.observe.trace},
-                                 {"--limits", options.limits},
-                                 {"--requests", options.model.requests},
-                                 {"--force-from", options.model.force_from}});
-  check_output({"--timeline", options.model.instructions.timeline},
-               {{"--model", options.model.model}, {"--trace", options.observe.trace}});
+  const NamedFile timeline{"--timeline", options.model.instructions.timeline};
+  std::vector<NamedFile> others = files_read_by(options.model);
+  others.insert(others.end(), {{"--trace", options.observe.trace}, {"--limits", options.limits}});
+  check_output(timeline, others);
+  others.push_back(timeline);
+  check_outputs(options.report, others);
   const std::optional<Rendezvous> elsewhere = rendezvous_of(options);
   if (options.ranks > 1) check_can_share(options);
   if (options.determinism > 0) {

@@ -9,6 +9,14 @@
 
 namespace lockstep {
 
+std::vector<NamedFile> files_read_by(const ModelOptions& options) {
+  return {{"--model", options.model},
+          {"--requests", options.requests},
+          {"--force-from", options.force_from},
+          {"--step", options.instructions.step},
+          {"--ops", options.ops}};
+}
+
 DType ModelOptions::dtype_for(const ModelConfig& config) const {
   return dtype == "auto" ? config.dtype : dtype_from(dtype);
 }

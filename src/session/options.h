@@ -12,6 +12,7 @@
 #include "src/engine/engine.h"
 #include "src/judge/judge.h"
 #include "src/judge/limits.h"
+#include "src/report/output.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -55,6 +56,10 @@ struct ModelOptions {
   // `engine`, decided.
   EngineOptions engine_for(const ModelConfig& config) const;
 };
+
+// The files that are read because of these options: nothing that a command writes may take their
+// place (check_output).
+std::vector<NamedFile> files_read_by(const ModelOptions& options);
 
 // The options of everything that observes.
 struct ObserveOptions {

@@ -201,6 +201,26 @@ TEST(Lockstep, RefusesToWriteTwoResultsIntoOneFile) {
              "Is a directory; name a file");
 }
 
+// Nor what the command reads, whichever option names it.
+TEST(Lockstep, WritesNothingOverWhatItReads) {
+  const TempFolder checkpoint, other;
+  checkpoint.copy(data_path("tiny/qwen3-default"));
+  const std::string text = "{\"tokens\": [1, 2]}\n", file = other.write("read.jsonl", text);
+  const std::string model = " --model " + checkpoint.path() + " --tokens 1,2 ";
+  const std::string instructions = model + "--executor instructions --timeline ";
+  for (const std::string& command :
+       {"run" + instructions + file + " --requests " + file,
+        "generate" + instructions + file + " --requests " + file,
+        "run" + model + "--executor instructions --step " + file + " --json " + file,
+        "run" + model + "--ops " + file + " --json " + file,
+        "check" + model + "--update --baseline " + file + " --ops " + file,
+        "replay x.h5 --ops " + file + " --json " + file})
+    expect_has(trouble_of(command), "were wanted to be two files");
+  EXPECT_EQ(text_of(file), text);
+  expect_has(trouble_of("generate" + instructions + checkpoint / "config.json"),
+             "a file of the checkpoint");
+}
+
 // Where nothing is looked at, nothing is wrong: that must not be clean.
 TEST(Lockstep, RefusesLayersThatTheModelHasNot) {
   const std::string model = " --model " + data_path("tiny/qwen3-default");
