@@ -88,11 +88,12 @@ class CopyAhead {
   // away.
   __device__ void positions(int request) {
     const int count = shared_.tiles_of(request).count;
+    const int pace = kRequests == 1 ? c_.pace.of_positions((count + 1) / 2) : c_.pace.positions;
     const int* tiles = shared_.tiles[request];
 #pragma unroll 1
     for (int tile = 0; tile < count; tile += 2) {
       const int first = tiles[tile], second = tile + 1 < count ? tiles[tile + 1] : -1;
-      await_room(1, c_.pace.positions);
+      await_room(1, pace);
       const int slot = take(((first >= 0) + (second >= 0)) * 2 * kTileBytes);
       const uint32_t to = data_ + slot * kSlotBytes, barrier = full_ + 8 * slot;
       if (first >= 0) rows(first, to, barrier);
