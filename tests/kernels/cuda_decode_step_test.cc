@@ -428,6 +428,11 @@ TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
   expect_right(k06B, {128, 7});
   expect_right(k06B, {1, 300, 0, 0});
   expect_right(k06B, {1000, 65, 16, 17}, 3);
+  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 2);
+  Sizes odd = k06B;
+  odd.layers = 3, odd.vocab = 1056;
+  expect_right(odd, {1, 2, 9, 127, 128, 129, 255, 257}, 7);
+  expect_right(odd, {130, 31}, 2, 64);
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {
@@ -438,7 +443,7 @@ TEST_F(CudaDecodeStep, ComputesLongContexts) {
 TEST_F(CudaDecodeStep, ComputesManyRowsAndPaddedOnes) {
   expect_right(kBard, {5, 70});
   expect_right(kBard25, {33, 1, 0, 0});
-  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0});
+  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 1, 16, false);
 }
 
 TEST_F(CudaDecodeStep, GoesOnFromLaunchToLaunch) { expect_right(kBard, {50, 3}, 40); }
