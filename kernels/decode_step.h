@@ -54,9 +54,10 @@ struct DecodeStep {
   TensorView cos, sin;                  // [entries, head_dim / 2]  fp32
   AttentionBatch attention;             // one query a request: row r is request r
   // Outputs: taps, then what the step is for.
-  TensorView embed_out, final_norm_out;  // [rows, hidden]
-  TensorView logits;                     // [rows, vocab]  bf16
-  TensorView token;                      // [rows]  int32, as argmax
+  TensorView rope_cos_out, rope_sin_out;  // [rows, head_dim / 2]  fp32; of steps by clusters alone
+  TensorView embed_out, final_norm_out;   // [rows, hidden]
+  TensorView logits;                      // [rows, vocab]  bf16
+  TensorView token;                       // [rows]  int32, as argmax
   // [kMostDecodeBlocks, layers, parts, marks]  int64, or empty: when each block (a multiprocessor)
   // began a part of a layer, had what it waited for, and ended; in ns of the device's clock. What a
   // block has nothing of stays as it was.
@@ -69,7 +70,7 @@ struct DecodeStep {
   // the caller's, as long as steps are launched; with `pack` the launch writes it first.
   TensorView packed;
   bool pack = false;
-  // [DecodeProgress::bytes()]  u8, or empty: zeroed before the launch of a step by clusters, and
+  // [DecodeProgress::bytes()]  u8, or empty: zero before the launch of a step by clusters, and
   // raised by it. Digests that wait for it are queued after DigestMaker::wait_begun.
   TensorView progress;
 };

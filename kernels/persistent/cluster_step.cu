@@ -78,6 +78,9 @@ __device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& p
   for (int i = thread; i < kDim / 2; i += kEach) {
     const Rotation turn({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, request, i);
     shared.angles[request][i] = {turn.cos, turn.sin};
+    if (place.block() != 0 || a.rope_cos_out == nullptr) continue;
+    a.rope_cos_out[request * (kDim / 2) + i] = turn.cos;
+    a.rope_sin_out[request * (kDim / 2) + i] = turn.sin;
   }
 }
 
