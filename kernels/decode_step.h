@@ -54,9 +54,10 @@ struct DecodeStep {
   TensorView cos, sin;                  // [entries, head_dim / 2]  fp32
   AttentionBatch attention;             // one query a request: row r is request r
   // Outputs: taps, then what the step is for.
-  TensorView embed_out, final_norm_out;  // [rows, hidden]
-  TensorView logits;                     // [rows, vocab]  bf16
-  TensorView token;                      // [rows]  int32, as argmax
+  TensorView rope_cos_out, rope_sin_out;  // [rows, head_dim / 2]  fp32; of steps by clusters alone
+  TensorView embed_out, final_norm_out;   // [rows, hidden]
+  TensorView logits;                      // [rows, vocab]  bf16
+  TensorView token;                       // [rows]  int32, as argmax
   // [kMostDecodeBlocks, layers, parts, marks]  int64, or empty: when each block (a multiprocessor)
   // began a part of a layer, had what it waited for, and ended; in ns of the device's clock. What a
   // block has nothing of stays as it was.
@@ -69,7 +70,7 @@ struct DecodeStep {
   // the caller's, as long as steps are launched; with `pack` the launch writes it first.
   TensorView packed;
   bool pack = false;
-  // [DecodeProgress::bytes()]  u8, or empty: zeroed before the launch of a step by clusters, and
+  // [DecodeProgress::bytes()]  u8, or empty: zero before the launch of a step by clusters, and
   // raised by it. Digests that wait for it are queued after DigestMaker::wait_begun.
   TensorView progress;
 };
@@ -77,19 +78,20 @@ struct DecodeStep {
 // Computes what the ops of the table compute with the same roundings: a norm, a product with its
 // bias, a sum, RoPE and SiLU(gate) * up each round once, at the store; attention keeps scores and
 // probabilities in fp32. Sums are in another order than those of the table's ops. A row's bits
-// depend on its own inputs alone, and on how many multiprocessors the device has. Writes the new
-// row of K and V into slots[r], unless that is negative. A wait within the launch that lasts longer
-// than a step can is given up, and DeviceRuntime::wait says so. On CUDA devices of capability 9.0
-// or later. Source: Hazy Research's megakernels, 2025, for the form.
+// depend on its own inputs alone, on how many rows the step has, and on the device's
+// multiprocessors. Writes the new row of K and V into slots[r], unless that is negative. A wait
+// within the launch that lasts longer than a step can is given up, and DeviceRuntime::wait says so.
+// On CUDA devices of capability 9.0 or later. Source: Hazy Research's megakernels, 2025, for the
+// form.
 void decode_step_cuda(const OpContext& context, const DecodeStep& step);
 
 // Throws Error, with what is built, unless the step has shapes that are: bf16, 1, 2, 4 or 8 rows,
 // heads of 64 or 128, certain numbers of heads of q to one of K and V. Values are not looked at.
 void check_decode_step(const DecodeStep& step);
 
-// The bytes of packed weights that a step of these sizes can use: 0 unless it is of four
-// rows at most of the Qwen3-0.6B shape, of 48 layers at most, with at most 32768 positions in pages
-// of a multiple of 16. decode_step_packed_cuda: on the device of its workspace, 0 unless that has
+// The bytes of packed weights that a step of these sizes can use: 0 unless it is of the Qwen3-0.6B
+// shape, of 48 layers at most, with at most 32768 positions, or 16384 of eight rows, in pages of a
+// multiple of 16. decode_step_packed_cuda: on the device of its workspace, 0 unless that has
 // seven GPCs of 16 free multiprocessors. A step without them is computed as any other.
 int64_t decode_step_packed(const DecodeStep& step);
 int64_t decode_step_packed_cuda(const DecodeStep& step);

@@ -103,8 +103,14 @@ struct DigestMaker {
   CUstream_st* digest_stream = nullptr;
   CUstream_st* cache_digest_stream = nullptr;
   std::function<void(CUstream_st* later, CUstream_st* earlier)> stream_wait;
-  // The same, of the last decode step that was launched with words to raise: until all of it has
-  // begun, after which nothing can keep it from being done.
+  // The host can have what the ops of a pass made while digests of it are still being made:
+  // mark_ops says that `ops` has queued all ops of a pass, at each replay anew where a graph
+  // captures it, and follow_ops makes `result_stream` wait for those of the last pass.
+  CUstream_st* result_stream = nullptr;
+  std::function<void(CUstream_st* ops)> mark_ops;
+  std::function<void()> follow_ops;
+  // The same as stream_wait, of the last decode step that was launched with words to raise: until
+  // all of it has begun, after which nothing can keep it from being done.
   std::function<void(CUstream_st* later)> wait_begun;
   // An event that a stream reaches when all that it has queued so far is done. wait_event waits for
   // it, in any thread, and destroys it.

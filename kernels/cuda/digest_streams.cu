@@ -32,6 +32,9 @@ struct StreamEvent {
 struct BegunEvent {
   cudaEvent_t event = new_event();
 };
+struct OpsEvent {
+  cudaEvent_t event = new_event();
+};
 
 void stream_wait(CUstream_st* later, CUstream_st* earlier) {
   cudaEvent_t event = of_current_device<StreamEvent>().event;
@@ -48,6 +51,15 @@ void wait_begun(CUstream_st* later) {
   cuda_check(cudaGetLastError(), "the launch that follows a step");
 }
 
+void mark_ops(CUstream_st* ops) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda_check(cudaStreamIsCapturing(ops, &status), "cudaStreamIsCapturing");
+  const bool captures = status != cudaStreamCaptureStatusNone;
+  cuda_check(cudaEventRecordWithFlags(of_current_device<OpsEvent>().event, ops,
+                                      captures ? cudaEventRecordExternal : cudaEventRecordDefault),
+             "cudaEventRecordWithFlags");
+}
+
 CUstream_st* new_stream() {
   CUstream_st* made = nullptr;
   cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
@@ -56,7 +68,14 @@ CUstream_st* new_stream() {
 struct DigestStreams {
   CUstream_st* digest_stream = new_stream();
   CUstream_st* cache_digest_stream = new_stream();
+  CUstream_st* result_stream = new_stream();
 };
+
+void follow_ops() {
+  cuda_check(cudaStreamWaitEvent(of_current_device<DigestStreams>().result_stream,
+                                 of_current_device<OpsEvent>().event),
+             "cudaStreamWaitEvent");
+}
 
 }  // namespace
 
@@ -78,6 +97,9 @@ DigestMaker device_digests(int index) {
           .digest_stream = streams.digest_stream,
           .cache_digest_stream = streams.cache_digest_stream,
           .stream_wait = here(stream_wait),
+          .result_stream = streams.result_stream,
+          .mark_ops = here(mark_ops),
+          .follow_ops = here(follow_ops),
           .wait_begun = here(wait_begun),
           .record_event = here(record_event),
           .wait_event = here(wait_event)};

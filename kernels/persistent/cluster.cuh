@@ -84,50 +84,41 @@ __device__ inline void await_phase(const Step& a, uint32_t barrier, uint32_t par
     if (patience.ends(a, spins, layer)) return;
 }
 
-// The sums over kClusters of two columns, for kCount requests at once. The lowest bit of a word
+// The sums over kClusters, whose words lie kPitch apart, of two columns. The lowest bit of a word
 // says in which of two turns it was written: a buffer serves every second layer, and is written
-// anew when all have read it.
-template <int kClusters, int kCount>
+// anew when all have read it. Looks stand in the way of the weights: kPause ns between them.
+template <int kClusters, int kPitch, unsigned kPause>
 struct ClusterSums {
-  static constexpr unsigned kPause =
-      400;  // ns between looks, which stand in the way of the weights
-  uint2 words[kCount][kClusters];
-  float2 sum[kCount];
+  uint2 words[kClusters];
+  float2 sum = {0, 0};
 
-  // Clusters have their words `pitch` apart, requests `request_pitch`.
-  __device__ ClusterSums(const Step& a, const uint32_t* from, int pitch, int request_pitch,
-                         uint32_t turn, int layer) {
+  __device__ ClusterSums(const Step& a, const uint32_t* from, uint32_t turn, int layer) {
     const auto is_here = [turn](const uint2& w) { return (w.x & 1) == turn && (w.y & 1) == turn; };
-    const auto load = [&](int r, int i) {
+    const auto load = [&](int i) {
       asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(words[r][i].x), "=r"(words[r][i].y)
-                   : "l"(from + r * request_pitch + i * pitch)
+                   : "=r"(words[i].x), "=r"(words[i].y)
+                   : "l"(from + i * kPitch)
                    : "memory");
     };
 #pragma unroll
-    for (int i = 0; i < kCount * kClusters; ++i) load(i / kClusters, i % kClusters);
+    for (int i = 0; i < kClusters; ++i) load(i);
     Patience patience;
 #pragma unroll 1
     for (int spins = 1;; ++spins) {
       bool all = true;
 #pragma unroll
-      for (int i = 0; i < kCount * kClusters; ++i)
-        all &= is_here(words[i / kClusters][i % kClusters]);
+      for (int i = 0; i < kClusters; ++i) all &= is_here(words[i]);
       if (__all_sync(~0u, all)) break;
       __nanosleep(kPause);
 #pragma unroll
-      for (int i = 0; i < kCount * kClusters; ++i)
-        if (!is_here(words[i / kClusters][i % kClusters])) load(i / kClusters, i % kClusters);
+      for (int i = 0; i < kClusters; ++i)
+        if (!is_here(words[i])) load(i);
       if (__any_sync(~0u, patience.ends(a, spins, layer))) break;
     }
 #pragma unroll
-    for (int r = 0; r < kCount; ++r) {
-      sum[r] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < kClusters; ++i) {
-        sum[r].x += __uint_as_float(words[r][i].x);
-        sum[r].y += __uint_as_float(words[r][i].y);
-      }
+    for (int i = 0; i < kClusters; ++i) {
+      sum.x += __uint_as_float(words[i].x);
+      sum.y += __uint_as_float(words[i].y);
     }
   }
 };

@@ -77,6 +77,27 @@ class WarpAttention {
     }
   }
 
+  // Hands on what the warp has, as share `number` of a request, to those blocks of the team, the
+  // first of which is `first_block`, that have its elements of all shares: 32 each.
+  template <typename Memory>
+  __device__ void hand_on(Memory& shared, int request, int number, int first_block) {
+    for (int o = 4; o < kWarp; o *= 2) weight_ += __shfl_xor_sync(~0u, weight_, o);
+    const uint32_t came = shared_address(&shared.shares_came);
+    const uint32_t to = shared_address(shared.shares[request][number]) + lane_ % 8 * 16;
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h)
+      store_in(first_block + h * (kDim / kShare) + lane_ / 8, to,
+               uint4{__float_as_uint(sum_[h][0]), __float_as_uint(sum_[h][1]),
+                     __float_as_uint(sum_[h][2]), __float_as_uint(sum_[h][3])},
+               came);
+    // Lane h has the head's maximum and weight.
+    const int head = lane_ / (kDim / kShare) % kGroup;
+    const uint2 scale = {__float_as_uint(__shfl_sync(~0u, most_, head)),
+                         __float_as_uint(__shfl_sync(~0u, weight_, head))};
+    if (lane_ < kTeam)
+      store_in(first_block + lane_, shared_address(shared.scales[request][number]), scale, came);
+  }
+
   // To shared memory, as what warp `number` has.
   template <typename Memory>
   __device__ void keep(Memory& shared, int number) {

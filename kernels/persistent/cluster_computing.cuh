@@ -2,7 +2,7 @@
 // clusters.
 #pragma once
 
-#include "kernels/persistent/cluster_products.cuh"
+#include "kernels/persistent/cluster_stream.cuh"
 
 namespace lockstep::persistent::clustered {
 
@@ -45,6 +45,14 @@ struct HeadPairs {
   }
 };
 
+// The taps of a head of q or of K, or null.
+struct HeadTaps {
+  bf16 *normed, *roped;
+};
+__device__ inline bf16* shown(bool shows, bf16* tap, int at) {
+  return shows && tap != nullptr ? tap + at : nullptr;
+}
+
 // The state of a computing warp, and what all its parts do.
 template <int kRequests>
 class Computing {
@@ -58,7 +66,8 @@ class Computing {
         epoch_(epoch),
         warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
-        slots_(shared) {}
+        slots_(shared),
+        stream_(step, shared, place, epoch, warp_ % kRequests) {}
 
   __device__ const Layer& layer() const { return shared_.layers[layer_]; }
   __device__ void mark(Part part, int mark) const {
@@ -69,18 +78,47 @@ class Computing {
     await_phase(a_, shared_address(&barrier), parity, layer_);
     if (threadIdx.x == 0) barrier_expect(shared_address(&barrier), kRequests * bytes);
   }
+  // The norm and the position of a head of q or of K.
+  __device__ void finish(HeadPairs& head, const HeadPairs& gain, int request,
+                         const HeadTaps& taps) const {
+    head.normalise(gain, a_.eps);
+    head.store(taps.normed, lane_);
+    Rotation turn[2];
+    for (int i = 0; i < 2; ++i) {
+      const float2 angle = shared_.angles[request][2 * lane_ + i];
+      turn[i].cos = angle.x, turn[i].sin = angle.y;
+    }
+    head.rotate(turn);
+    head.store(taps.roped, lane_);
+  }
+  // K or V of this step's position into the cache.
+  __device__ void append(int request, bool is_v, const HeadPairs& head) const {
+    const int64_t slot = a_.slots[request];
+    if (slot >= a_.pool && lane_ == 0) report(a_.bad, BadIndex::Of::slot, a_.pool, slot, request);
+    if (slot < 0 || slot >= a_.pool) return;
+    bf16* cache = is_v ? layer().cache_v : layer().cache_k;
+    head.store(cache + (slot * kKvHeads + place_.kv_head) * kDim, lane_);
+  }
   __device__ int64_t sums_at(int buffers, int buffer) const {
     return (int64_t{buffer} * buffers + place_.cluster) * kRequests * kHidden;
   }
-  // The products of this block's 64 rows of o or down, eight a warp, to all clusters. Requests have
-  // their inputs `pitch` words apart.
-  template <int kCount>
-  __device__ void multiply_published(const Held<kCount>& held, const uint32_t* input, int pitch,
-                                     uint32_t* sums, uint32_t turn) const {
-    const float sum = multiply_rows<kCount, kRequests>(held, input, pitch, lane_);
+  // The products of this block's 64 rows of o or down, eight a warp, to all clusters.
+  template <int kCount, int kPitch>
+  __device__ void multiply_published(const Held<kCount>& held,
+                                     const uint32_t (&input)[kRequests][kPitch], uint32_t* sums,
+                                     uint32_t turn) const {
     const int row = place_.rank * kRows + warp_ * kOctet + lane_ / 4;
-    if (lane_ % 4 < kRequests) store_word(sums + lane_ % 4 * kHidden + row, in_turn(sum, turn));
+    constexpr int kTogether = kRequests < 4 ? kRequests : 4;
+#pragma unroll
+    for (int r = 0; r < kRequests; r += kTogether) {
+      const float sum = multiply_rows<kCount, kTogether>(held, input[r], kPitch, lane_);
+      if (lane_ % 4 < kTogether)
+        store_word(sums + (r + lane_ % 4) * kHidden + row, in_turn(sum, turn));
+    }
   }
+
+  // Whether this warp has the stream of one of several requests, and adds to it before each norm.
+  __device__ bool has_stream() const { return Sharing<kRequests>::kByWarps && warp_ < kRequests; }
 
   // The weights of this warp's part of a norm.
   struct Gain {
@@ -93,8 +131,10 @@ class Computing {
   __device__ void normalise(uint32_t (&input)[16], const Gain& gain, bf16* tap) {
     await(shared_.stream_came, stream_phase_, kStreamBytes);
     stream_phase_ ^= 1;
+    // A lane has the scale of a request.
+    const float scale = norm_scale(squares_of(lane_ % kRequests), kHidden, a_.eps);
 #pragma unroll
-    for (int r = 0; r < kRequests; ++r) normalise(r, gain, tap);
+    for (int r = 0; r < kRequests; ++r) normalise(r, __shfl_sync(~0u, scale, r), gain, tap);
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -108,16 +148,18 @@ class Computing {
     __syncwarp();
   }
 
-  // The norm of one request's stream, in its place: a warp has its columns to itself.
-  __device__ void normalise(int request, const Gain& gain, bf16* tap) {
+  __device__ float squares_of(int request) const {
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kClusterBlocks; i += 4) {
       const float4 s = *reinterpret_cast<const float4*>(shared_.squares[request] + i);
       squares += (s.x + s.y) + (s.z + s.w);
     }
+    return squares;
+  }
+  // The norm of one request's stream, in its place: a warp has its columns to itself.
+  __device__ void normalise(int request, float scale, const Gain& gain, bf16* tap) {
     const int at = warp_ * (kDim / 2) + lane_;
-    const float scale = norm_scale(squares, kHidden, a_.eps);
     uint32_t* x = shared_.stream[request] + at;
     const uint32_t low = HeadPairs::normalised_pair(x[0], scale, gain.low);
     const uint32_t high = HeadPairs::normalised_pair(x[kWarp], scale, gain.high);
@@ -134,6 +176,7 @@ class Computing {
   const uint32_t epoch_;
   const int warp_, lane_;
   SlotReader<Shared<kRequests>::kSlots> slots_;
+  StreamColumns<kRequests> stream_;
   int layer_ = 0;
   uint32_t stream_phase_ = 0, phase_ = 0;  // of what comes twice a layer, and once
 };

@@ -30,8 +30,7 @@ class CopyAhead {
         for (const CUtensorMap& map : c_.cache[layer_])
           asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
         weights(kQkvSlots, pace);
-#pragma unroll 1
-        for (int r = 0; r < kRequests; ++r) positions(r);
+        positions();
         weights(kOSlots, pace);
       }
       weights(3 * place_.units(), pace);
@@ -46,10 +45,12 @@ class CopyAhead {
 
  private:
   // Slots are freed in order, so that the last of `count` tells of all: a wait costs some 200
-  // cycles even where there is nothing to wait for.
+  // cycles even where there is nothing to wait for. Those of several requests are freed by warps
+  // that each are done with others first.
   __device__ void await_room(int count, int pace) {
     int last = at_ + count - 1;
     uint32_t parity = phase_ ^ 1;
+    if (kRequests > 1 && count > 1) await_phase(a_, empty_ + 8 * at_, parity, layer_);
     if (last >= kSlots) last -= kSlots, parity ^= 1;
     await_phase(a_, empty_ + 8 * last, parity, layer_);
     if (pace > 0) {
@@ -84,20 +85,28 @@ class CopyAhead {
     }
   }
 
-  // The tiles of a request from the newest on, two a slot. A tile on a page that is none stays
-  // away.
-  __device__ void positions(int request) {
-    const int count = shared_.tiles_of(request).count;
-    const int* tiles = shared_.tiles[request];
+  // The tiles of the requests from the newest on, two a slot, the requests in turns.
+  __device__ void positions() {
+    int most = 0;
 #pragma unroll 1
-    for (int tile = 0; tile < count; tile += 2) {
-      const int first = tiles[tile], second = tile + 1 < count ? tiles[tile + 1] : -1;
-      await_room(1, c_.pace.positions);
-      const int slot = take(((first >= 0) + (second >= 0)) * 2 * kTileBytes);
-      const uint32_t to = data_ + slot * kSlotBytes, barrier = full_ + 8 * slot;
-      if (first >= 0) rows(first, to, barrier);
-      if (second >= 0) rows(second, to + 2 * kTileBytes, barrier);
-    }
+    for (int r = 0; r < kRequests; ++r) most = max(most, shared_.tiles_of(r).count);
+    const int pace = kRequests == 1 ? c_.pace.of_positions((most + 1) / 2) : c_.pace.positions;
+#pragma unroll 1
+    for (int tile = 0; tile < most; tile += 2)
+#pragma unroll 1
+      for (int r = 0; r < kRequests; ++r) tiles(r, tile, pace);
+  }
+  // A tile on a page that is none stays away.
+  __device__ void tiles(int request, int tile, int pace) {
+    const int count = shared_.tiles_of(request).count;
+    if (tile >= count) return;
+    const int* tiles = shared_.tiles[request];
+    const int first = tiles[tile], second = tile + 1 < count ? tiles[tile + 1] : -1;
+    await_room(1, pace);
+    const int slot = take(((first >= 0) + (second >= 0)) * 2 * kTileBytes);
+    const uint32_t to = data_ + slot * kSlotBytes, barrier = full_ + 8 * slot;
+    if (first >= 0) rows(first, to, barrier);
+    if (second >= 0) rows(second, to + 2 * kTileBytes, barrier);
   }
   static constexpr int kTileBytes = kTile * kDim * 2;  // of K, or of V
 

@@ -1,4 +1,5 @@
-// The heads of a block in an attending cluster: from the products to its share of attention.
+// The heads of a block in an attending cluster, of one request: from the products to its share of
+// attention, of which each warp has some positions.
 #pragma once
 
 #include "kernels/persistent/cluster_attention.cuh"
@@ -6,28 +7,15 @@
 
 namespace lockstep::persistent::clustered {
 
-template <int kRequests>
-class HeadComputer : protected Computing<kRequests> {
+class HeadComputer : protected Computing<1> {
  protected:
-  using Base = Computing<kRequests>;
-  using Base::a_, Base::shared_, Base::place_, Base::warp_, Base::lane_, Base::slots_;
-  using Base::layer_, Base::phase_, Base::layer, Base::mark, Base::await;
-  __device__ HeadComputer(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
-                          uint32_t epoch)
-      : Base(step, shared, place, epoch) {}
+  using Computing<1>::Computing;
 
-  __device__ void attend() {
-    mark(Part::attention, 0);
-#pragma unroll 1
-    for (int r = 0; r < kRequests; ++r) attend_to(r);
-    mark(Part::attention, 2);
-  }
+  __device__ void attend();
 
  private:
-  __device__ void attend_to(int request);
-
   // The heads of q, K and V, a warp each: to where attention reads them, and into the cache.
-  __device__ void finish_heads(int request, const Tiles& tiles) {
+  __device__ void finish_heads(const Tiles& tiles) {
     const Layer& w = layer();
     const bool is_q = warp_ < kGroup, is_k = warp_ == kGroup;
     HeadPairs head, gain;
@@ -36,50 +24,36 @@ class HeadComputer : protected Computing<kRequests> {
       gain = {load_pair_early(weights + 2 * lane_),
               load_pair_early(weights + kDim / 2 + 2 * lane_)};
     }
-    if (request == 0) await(shared_.qkv_came, phase_, kQkvBytes);
-    head.read(shared_.qkv[request] + warp_ * (kDim / 2), lane_);
-    const int kv_head = request * kKvHeads + place_.kv_head;
-    const int at = (is_q ? kv_head * kGroup + warp_ : kv_head) * kDim;
+    await(shared_.qkv_came, phase_, kQkvBytes);
+    head.read(shared_.qkv[0] + warp_ * (kDim / 2), lane_);
+    const int at = (is_q ? place_.kv_head * kGroup + warp_ : place_.kv_head) * kDim;
     const bool shows = place_.member == warp_;
-    if (is_q || is_k) {
-      head.normalise(gain, a_.eps);
-      bf16* normed = is_q ? w.q_norm_out : w.k_norm_out;
-      if (shows && normed != nullptr) head.store(normed + at, lane_);
-      Rotation turn[2];
-      for (int i = 0; i < 2; ++i) {
-        const float2 angle = shared_.angles[request][2 * lane_ + i];
-        turn[i].cos = angle.x, turn[i].sin = angle.y;
-      }
-      head.rotate(turn);
-      bf16* roped = is_q ? w.q_rope_out : w.k_rope_out;
-      if (shows && roped != nullptr) head.store(roped + at, lane_);
-    }
+    if (is_q || is_k)
+      finish(head, gain, 0,
+             {shown(shows, is_q ? w.q_norm_out : w.k_norm_out, at),
+              shown(shows, is_q ? w.q_rope_out : w.k_rope_out, at)});
     if (is_q)
-      head.store(reinterpret_cast<bf16*>(shared_.q + warp_ * (kDim / 2)), lane_);
+      head.store(reinterpret_cast<bf16*>(shared_.q[0] + warp_ * (kDim / 2)), lane_);
     else if (tiles.has_last)
-      append(request, tiles, is_k ? 0 : 1, head);
+      put(tiles, is_k ? 0 : 1, head);
   }
   // The row of this step into its tile, once the tile's copies are there, and into the cache.
-  __device__ void append(int request, const Tiles& tiles, int is_v, const HeadPairs& head) {
+  __device__ void put(const Tiles& tiles, int is_v, const HeadPairs& head) {
     slots_.await(a_, slots_.ahead(0), layer_);
     const int row = (tiles.context - 1) % kTile;
     char* tile = shared_.ring[0] + slots_.at + is_v * (kSlotBytes / 4);
     head.store(reinterpret_cast<bf16*>(tile + row * kDim * 2), lane_);
-    const int64_t slot = a_.slots[request];
-    if (slot >= a_.pool && lane_ == 0) report(a_.bad, BadIndex::Of::slot, a_.pool, slot, request);
-    if (slot < 0 || slot >= a_.pool) return;
-    bf16* cache = is_v ? layer().cache_v : layer().cache_k;
-    head.store(cache + (slot * kKvHeads + place_.kv_head) * kDim, lane_);
+    append(0, is_v != 0, head);
   }
 
   // This warp's 32 elements of the block's share of attention, to that block of the team which has
   // these elements of all shares.
-  __device__ void hand_on_share(int request, int units) const;
+  __device__ void hand_on_share(int units) const;
 };
 
-template <int kRequests>
-inline __device__ void HeadComputer<kRequests>::attend_to(int request) {
-  const Tiles tiles = shared_.tiles_of(request);
+inline __device__ void HeadComputer::attend() {
+  mark(Part::attention, 0);
+  const Tiles tiles = shared_.tiles_of(0);
   // Units of eight positions, two a tile. The warps that finish no head begin with the newest ones,
   // and read theirs before the heads are there; not those of the tile that lacks this step's row.
   constexpr int kTileUnits = 2, kSlotUnits = 2 * kTileUnits, kHeadWarps = kGroup + 2;
@@ -92,11 +66,11 @@ inline __device__ void HeadComputer<kRequests>::attend_to(int request) {
     slots_.await(a_, slot, layer_);
     attention.load(first, slots_.data + slot.at);
   };
-  if (warp_ < kHeadWarps) finish_heads(request, tiles);
+  if (warp_ < kHeadWarps) finish_heads(tiles);
   if (early) load_first();
   meet(kAll, kThreads);
-  if (request == 0) mark(Part::attention, 1);
-  attention.read_q(shared_.q);
+  mark(Part::attention, 1);
+  attention.read_q(shared_.q[0]);
   if (has_unit) {
     if (!early) load_first();
     attention.add(false);
@@ -118,11 +92,11 @@ inline __device__ void HeadComputer<kRequests>::attend_to(int request) {
   }
   if (has_unit) attention.keep(shared_, first);
   meet(kAll, kThreads);
-  hand_on_share(request, units);
+  hand_on_share(units);
+  mark(Part::attention, 2);
 }
 
-template <int kRequests>
-inline __device__ void HeadComputer<kRequests>::hand_on_share(int request, int units) const {
+inline __device__ void HeadComputer::hand_on_share(int units) const {
   const int live = min(kWarps, units), i = lane_ % kWarps;
   const int h = warp_ / (kDim / kShare), dim = warp_ % (kDim / kShare) * kShare + lane_;
   const float own = i < live ? shared_.most[h][i] : -INFINITY;
@@ -140,9 +114,9 @@ inline __device__ void HeadComputer<kRequests>::hand_on_share(int request, int u
   const uint4 words = words_of_lanes<1>(__float_as_uint(sum), 4 * piece);
   const uint32_t came = shared_address(&shared_.shares_came);
   if (lane_ < kWarps)
-    store_in(to, shared_address(shared_.shares[request][place_.member]) + piece * 16, words, came);
+    store_in(to, shared_address(shared_.shares[0][place_.member]) + piece * 16, words, came);
   if (lane_ == 0)
-    store_in(to, shared_address(shared_.scales[request][place_.member]),
+    store_in(to, shared_address(shared_.scales[0][place_.member]),
              uint2{__float_as_uint(most), __float_as_uint(weight)}, came);
 }
 

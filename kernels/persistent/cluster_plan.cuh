@@ -1,4 +1,4 @@
-// The decode step of up to four rows, one of each request, by seven clusters of 16 blocks, each on
+// The decode step of up to eight rows, one of each request, by seven clusters of 16 blocks, each on
 // a GPC of its own: tensor parallelism within a chip. A cluster that attends owns two KV heads, one
 // by each team of eight blocks: their rows of q, k, v, their positions, their columns of o. Every
 // cluster owns some of the MLP and has the whole stream, 64 columns a block. Only the sums of o and
@@ -47,10 +47,8 @@ constexpr int kAttendingSlots = kQkvSlots + kOSlots + 3 * kUnitsAttending;
 constexpr int kOtherSlots = 3 * kUnitsOther;
 constexpr int kLayerSlots =
     kClusterBlocks * (kAttending * kAttendingSlots + (kClusters - kAttending) * kOtherSlots);
-constexpr int kMostTiles = 256;  // of positions, of a block
-constexpr int kMostContext = kMostTiles * kTeam * kTile;
 
-constexpr int kHelpers = 4;  // warps: copies, the stream, two for sums
+constexpr int kHelpers = 4;  // warps: copies, the stream, two for sums; see Sharing
 constexpr int kBlockThreads = kThreads + kHelpers * kWarp;
 constexpr int kSumPitch = 12;  // of the sums of a row by warp: banks apart
 
@@ -58,6 +56,15 @@ constexpr int kMostClusterLayers = 48;  // whose arguments a launch takes
 constexpr int kMostMultiprocessors = 160;
 struct Pace {  // cycles between two slots of the copies: bursts delay what clusters exchange
   int attending = 900, other = 2200, positions = 600;
+  // Several slots of K and V of one request are spread over what a layer has besides its weights,
+  // which take some 9500 cycles: all of them over 16000, since a layer takes more at the context
+  // that has so many, and never more than 1400 apart. On an H100 a step with 4 slots (context 1024)
+  // took 483 us with 1400 cycles and 502 with 600, one with 16 (4096) 598 with 1000, and 679 with
+  // 1400, where the copies are what it waits for.
+  int all_positions = 16000, most_positions = 1400;
+  __device__ int of_positions(int slots) const {
+    return slots > 1 ? max(positions, min(most_positions, all_positions / slots)) : positions;
+  }
 };
 
 struct ClusterStep {
@@ -81,8 +88,8 @@ struct Tiles {
   int newest;    // the number of the newest of them
   int has_last;  // whether that one has the newest position
 
-  __device__ Tiles(const Step& a, int row, int member, bool attends) {
-    context = min(context_of(a, row), kMostContext);
+  __device__ Tiles(const Step& a, int row, int member, bool attends, int most) {
+    context = min(context_of(a, row), most * kTeam * kTile);
     const int all = (context + kTile - 1) / kTile;
     count = attends && all > member ? (all - 1 - member) / kTeam + 1 : 0;
     newest = member + kTeam * (count - 1);
@@ -90,27 +97,47 @@ struct Tiles {
   }
 };
 
+// How the warps of a block share what they do for the requests. To one request all of them attend,
+// and a helper has its stream. Of several, each has warps of its own, which are done at once, and
+// one of these its stream; the helper adds up products instead.
+template <int kRequests>
+struct Sharing {
+  static constexpr bool kByWarps = kRequests > 1;
+  static constexpr int kAttendWarps = kByWarps ? kWarps / kRequests : kWarps;  // of a request
+  static constexpr int kShares = kByWarps ? kAttendWarps : 1;  // of attention, from a block
+  static constexpr int kSumMakers = kByWarps ? kHelpers - 1 : kHelpers - 2;
+  static constexpr int kMeeting = kThreads + kSumMakers * kWarp;  // threads
+};
+
 // The shared memory of a block, of which others of the cluster store into some.
 template <int kRequests>
-struct Shared {
-  static constexpr int kSlots = kRequests == 1 ? 12 : kRequests == 2 ? 11 : 10;
+struct Shared : Sharing<kRequests> {
+  using Sharing<kRequests>::kByWarps, Sharing<kRequests>::kShares;
+  static constexpr int kSlots = kRequests == 1 ? 12 : kRequests == 2 ? 11 : kRequests == 4 ? 10 : 8;
+  static constexpr int kMostTiles = kRequests == 8 ? 128 : 256;  // of positions, of a block
+  // Words from request to request, whose numbers are read at once: banks apart.
+  static constexpr int kStreamPitch = kHidden / 2 + (kByWarps ? 8 : 0);
+  static constexpr int kRowsPitch = kGroup * kDim + (kByWarps ? 16 : 0);
+  static_assert(kGroup * kDim == kMostUnits * kUnit / 2);
+
   char ring[kSlots][kSlotBytes];
   union {
-    float outputs[kWarps][kGroup][kDim];  // of attention, by warp
-    // Sums of products, by row, request and warp.
-    float sums[kMostUnits * kTileRows * kRequests * kSumPitch];
-    float head_sums[2][2 * kTileRows * kRequests * kSumPitch];
+    float outputs[kByWarps ? 1 : kWarps][kGroup][kDim];  // of attention, by warp
+    // Sums of products, by request, row and warp.
+    float sums[kRequests][kMostUnits * kTileRows * kSumPitch];
+    float head_sums[2][kRequests][2 * kTileRows * kSumPitch];
   };
   // Pairs of bf16. The cluster's: the whole stream, the output of its heads, its act; the team's:
   // the rows of its KV head. This block's own: q as attention reads it.
-  uint32_t stream[kRequests][kHidden / 2];
-  uint32_t qkv[kRequests][kHeadRows / 2], q[kGroup * kDim / 2];
-  uint32_t act[kRequests][kMostUnits * kUnit / 2], attention[kRequests][kGroup * kDim];
-  alignas(16) float shares[kRequests][kTeam][kShare];  // of attention, from the team
-  alignas(16) float scales[kRequests][kTeam][2];       // their maxima and weights
+  uint32_t stream[kRequests][kStreamPitch];
+  uint32_t qkv[kRequests][kHeadRows / 2], q[kByWarps ? kWarps : 1][kGroup * kDim / 2];
+  uint32_t act[kRequests][kRowsPitch], attention[kRequests][kRowsPitch];
+  alignas(16) float shares[kRequests][kTeam * kShares][kShare];  // of attention, from the team
+  alignas(16) float scales[kRequests][kTeam * kShares][2];       // their maxima and weights
   alignas(16) float squares[kRequests][kClusterBlocks];
-  float2 angles[kRequests][kDim / 2];                  // cosines and sines
-  float most[kGroup][kWarps], weight[kGroup][kWarps];  // of attention, by warp
+  float2 angles[kRequests][kDim / 2];  // cosines and sines
+  static constexpr int kOutputs = kByWarps ? 1 : kWarps;
+  float most[kGroup][kOutputs], weight[kGroup][kOutputs];  // of attention, by warp
   Layer layers[kMostClusterLayers];
   alignas(16) char tile_memory[kRequests * sizeof(Tiles)];
   int tiles[kRequests][kMostTiles];  // where they begin in the pool, or -1
@@ -121,15 +148,18 @@ struct Shared {
 
   __device__ Tiles& tiles_of(int request) { return reinterpret_cast<Tiles*>(tile_memory)[request]; }
 };
-constexpr int kMostRequests = 4;
 static_assert(sizeof(Shared<1>) <= 232448 && sizeof(Shared<2>) <= 232448 &&
-              sizeof(Shared<kMostRequests>) <= 232448);
+              sizeof(Shared<4>) <= 232448 && sizeof(Shared<8>) <= 232448);
 
 // Bytes of a request that come in a turn of each barrier.
 constexpr int kStreamBytes = kHidden * 2 + kClusterBlocks * 4;
-constexpr int kQkvBytes = kHeadRows * 2, kSharesBytes = kTeam * (kShare * 4 + 8);
+constexpr int kQkvBytes = kHeadRows * 2;
+constexpr int kSharesBytes = kTeam * (kShare * 4 + 8);  // for one share of a block
 constexpr int kAttentionBytes = 2 * kGroup * kDim * 2;
 constexpr int kUnitBytes = kUnit * 2;  // of act
+
+// Taps of what all clusters compute are one cluster's.
+constexpr int kShowsDown = kAttending, kShowsO = kAttending + 1;
 
 // Named barriers of a block.
 constexpr int kAll = 1, kQkv = 2, kGateUp = 3, kHead = 4, kHeadFree = 6, kLayersDone = 8;
@@ -180,14 +210,15 @@ __device__ inline int columns_words(const Step& a) {
 }
 // By a warp whose taps of a layer, or of some columns of the logits, are stored, and those of the
 // warps that it met since: says so to who reads them meanwhile.
-__device__ inline void raise_progress(const Step& a, int word) {
+__device__ inline void raise_progress(const Step& a, int word, int by = 1) {
   if (a.progress == nullptr) return;
   __syncwarp();
   if (threadIdx.x % kWarp == 0)
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.progress + word) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(a.progress + word), "r"(by)
+                 : "memory");
 }
-// A warp in each block raises the word of a layer, and those with the stream in two clusters; one
-// in each block that of a pair of tiles.
+// A warp in each block raises the word of a layer, and those with the stream in two clusters, or it
+// for them; one in each block that of a pair of tiles.
 static_assert(DecodeProgress::kOfLayer == kBlocks + 2 * kClusterBlocks &&
               DecodeProgress::kOfColumns == kBlocks &&
               DecodeProgress::kColumns == 2 * kTileRows * kBlocks);

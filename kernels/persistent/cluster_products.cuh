@@ -72,26 +72,25 @@ __device__ inline void multiply_add(float (&sum)[4], const uint4& rows, uint32_t
 }
 
 // Tiles of 16 rows by all columns, of which this warp has 128: its share of the sums to
-// sums[row][request][warp]. Requests are columns of the operand.
-template <int kTiles, int kRequests>
+// sums[request][row][warp]. Requests are columns of the operand.
+template <int kTiles, int kRequests, int kPitch>
 __device__ void multiply_columns(const Held<2 * kTiles>& held, const uint32_t (&input)[16],
-                                 float* sums, int warp, int lane) {
+                                 float (&sums)[kRequests][kPitch], int warp, int lane) {
   float c[kTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < 8; ++step)
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
       multiply_add(c[m], held.fragment[8 * m + step], input[2 * step], input[2 * step + 1]);
-  constexpr int kRow = kRequests * kSumPitch;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int request = 2 * (lane % 4) + i;
     if (request >= kRequests) continue;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      float* to = sums + (kTileRows * m + lane / 4) * kRow + request * kSumPitch + warp;
+      float* to = sums[request] + (kTileRows * m + lane / 4) * kSumPitch + warp;
       to[0] = c[m][i];
-      to[kOctet * kRow] = c[m][2 + i];
+      to[kOctet * kSumPitch] = c[m][2 + i];
     }
   }
 }
@@ -103,13 +102,12 @@ __device__ inline float sum_of_warps(const float* sums) {
 }
 
 // Eight rows of this warp by 128 columns a slot; returns the sum of row lane / 4 for request
-// lane % 4. Of 32 columns a fragment has 16 as rows 0 to 7 of its tile, whose input is column 2 r
-// of the operand for request r, and 16 as rows 8 to 15, whose input is the next one. Inputs of
-// requests lie `pitch` words apart.
+// lane % 4, of four requests at most. Of 32 columns a fragment has 16 as rows 0 to 7 of its tile,
+// whose input is column 2 r of the operand for request r, and 16 as rows 8 to 15, whose input is
+// the next one. Inputs of requests lie `pitch` words apart.
 template <int kCount, int kRequests>
 __device__ float multiply_rows(const Held<kCount>& held, const uint32_t* input, int pitch,
                                int lane) {
-  static_assert(kRequests <= 4);
   float even[4] = {}, odd[4] = {};
   uint2 b[4 * kCount];
 #pragma unroll

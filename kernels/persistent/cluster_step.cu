@@ -38,7 +38,8 @@ __device__ void prepare(const ClusterStep& c, Shared<kRequests>& shared) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   barrier_expect(shared_address(&shared.stream_came), kRequests * kStreamBytes);
   barrier_expect(shared_address(&shared.qkv_came), kRequests * kQkvBytes);
-  barrier_expect(shared_address(&shared.shares_came), kRequests * kSharesBytes);
+  barrier_expect(shared_address(&shared.shares_came),
+                 kRequests * Sharing<kRequests>::kShares * kSharesBytes);
   barrier_expect(shared_address(&shared.attention_came), kRequests * kAttentionBytes);
 }
 
@@ -56,34 +57,46 @@ __device__ int cluster_of(const Shared<kRequests>& shared) {
   return static_cast<int>(__shfl_sync(~0u, role, __ffs(static_cast<int>(known)) - 1));
 }
 
-// The rest of it: where this block's tiles of a request are, and its angles.
+// The rest of it: where this block's tiles of a request are, and its angles; kEach threads each.
 template <int kRequests>
-__device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& place, int request) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const Tiles tiles(a, request, place.member, place.attends);
+__device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& place) {
+  constexpr int kEach = kBlockThreads / kRequests;
+  const int request = static_cast<int>(threadIdx.x) / kEach;
+  constexpr int kMost = Shared<kRequests>::kMostTiles;
+  const int thread = static_cast<int>(threadIdx.x) % kEach;
+  const Tiles tiles(a, request, place.member, place.attends, kMost);
   if (thread == 0) shared.tiles_of(request) = tiles;
   const int64_t pages = a.pool / a.page_size;
-  for (int i = thread; i < tiles.count; i += kBlockThreads) {
+  for (int i = thread; i < tiles.count; i += kEach) {
     const int position = (tiles.newest - kTeam * i) * kTile;
     const int entry = position / a.page_size, page = a.table[request * a.table_width + entry];
     const bool is_right = page >= 0 && page < pages;
     if (!is_right) report(a.bad, BadIndex::Of::attended_page, pages, page, entry);
     shared.tiles[request][i] = is_right ? page * a.page_size + position % a.page_size : -1;
   }
-  if (!place.attends || thread >= kDim / 2) return;
-  const Rotation turn({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, request, thread);
-  shared.angles[request][thread] = {turn.cos, turn.sin};
+  if (!place.attends) return;
+  for (int i = thread; i < kDim / 2; i += kEach) {
+    const Rotation turn({a.cos, a.sin, a.positions, a.entries, kDim / 2, a.bad}, request, i);
+    shared.angles[request][i] = {turn.cos, turn.sin};
+    if (place.block() != 0 || a.rope_cos_out == nullptr) continue;
+    a.rope_cos_out[request * (kDim / 2) + i] = turn.cos;
+    a.rope_sin_out[request * (kDim / 2) + i] = turn.sin;
+  }
 }
 
 // The last warp of all to end says which token is best, and leaves all as the next step needs it.
 __device__ void end(const Step& a, uint32_t epoch) {
-  if (threadIdx.x % kWarp != 0) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
   __threadfence();
-  if (atomicAdd(&a.control->done, 1u) != 2 * kBlocks - 1) return;
+  uint32_t done = 0;
+  if (lane == 0) done = atomicAdd(&a.control->done, 1u);
+  if (__shfl_sync(~0u, done, 0) != 2 * kBlocks - 1) return;
   __threadfence();
-  for (int row = 0; row < a.rows; ++row)
-    a.token[row] =
-        static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[row], 0ull)));
+  if (lane < a.rows)
+    a.token[lane] =
+        static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[lane], 0ull)));
+  __syncwarp();
+  if (lane != 0) return;
   if (a.progress != nullptr) {
     __threadfence();
     store_word(a.progress + a.layers + columns_words(a), 1);
@@ -97,12 +110,16 @@ template <bool kAttends, int kRequests>
 __device__ void help(const ClusterStep& c, Shared<kRequests>& shared, const Place& place,
                      uint32_t epoch) {
   const int helper = static_cast<int>(threadIdx.x / kWarp) - kWarps;
-  if (helper == 1)
-    StreamKeeper<kRequests>(c, shared, place, epoch).run();
-  else if (helper == 2)
+  if (helper == 1) {
+    if constexpr (Sharing<kRequests>::kByWarps)
+      SumMaker<kAttends, 2, kRequests>(c, shared, place).run();
+    else
+      StreamKeeper(c, shared, place, epoch).run();
+  } else if (helper == 2) {
     SumMaker<kAttends, 0, kRequests>(c, shared, place).run();
-  else
+  } else {
     SumMaker<kAttends, 1, kRequests>(c, shared, place).run();
+  }
   if (helper > 1) end(c.step, epoch);
 }
 
@@ -116,7 +133,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   sync_cluster();
   const Place place(c.step, cluster_of(shared));
-  for (int r = 0; r < kRequests; ++r) prepare(c.step, shared, place, r);
+  prepare(c.step, shared, place);
   if (threadIdx.x == 0)
     barrier_expect(shared_address(&shared.act_came), kRequests * place.units() * kUnitBytes);
   const uint32_t epoch = load_word(&c.step.control->cluster_epoch);
@@ -177,6 +194,7 @@ struct ClusterDevice {
     allow<cluster_step<1>>(sizeof(Shared<1>));
     allow<cluster_step<2>>(sizeof(Shared<2>));
     allow<cluster_step<4>>(sizeof(Shared<4>));
+    allow<cluster_step<8>>(sizeof(Shared<8>));
     allow<find_blocks>(sizeof(Shared<1>));
     int most = 0;
     const ClusterLaunch launch(nullptr, sizeof(Shared<1>));
@@ -283,8 +301,10 @@ void launch_clusters(CUstream_st* stream, const Step& step, const TensorView& pa
     launch<1>(stream, arguments);
   else if (step.rows == 2)
     launch<2>(stream, arguments);
-  else
+  else if (step.rows == 4)
     launch<4>(stream, arguments);
+  else
+    launch<8>(stream, arguments);
 }
 
 }  // namespace lockstep::persistent

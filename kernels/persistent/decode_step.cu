@@ -368,6 +368,8 @@ Step arguments_of(const DecodeStep& d) {
   a.embed = d.embed.as<const bf16>();
   a.final_norm = d.final_norm.as<const bf16>();
   a.lm_head = d.lm_head.as<const bf16>();
+  a.rope_cos_out = d.rope_cos_out.as<float>();
+  a.rope_sin_out = d.rope_sin_out.as<float>();
   a.embed_out = d.embed_out.as<bf16>();
   a.final_norm_out = d.final_norm_out.as<bf16>();
   a.logits = d.logits.as<bf16>();
@@ -430,7 +432,6 @@ void launch_by_clusters(CUstream_st* stream, const Step& a, const DecodeStep& d)
     check(d.progress.bytes() == progress.bytes(),
           "decode_step wants {} bytes for its progress, found {}", progress.bytes(),
           d.progress.bytes());
-    cuda_check(cudaMemsetAsync(a.progress, 0, progress.bytes(), stream), "cudaMemsetAsync");
   }
   if (d.pack) pack_for_clusters(stream, a, d.packed);
   char* sums = reinterpret_cast<char*>(a.partial) + partial_bytes(d);
@@ -456,7 +457,8 @@ void decode_step_cuda(const OpContext& context, const DecodeStep& step) {
         wanted, step.workspace.bytes());
   persistent::Step a = persistent::arguments_of(step);
   if (!step.packed.empty()) return persistent::launch_by_clusters(context.stream, a, step);
-  check(step.progress.empty(), "decode_step raises words for a step by clusters alone");
+  check(step.progress.empty() && step.rope_cos_out.empty() && step.rope_sin_out.empty(),
+        "decode_step raises words and shows angles for a step by clusters alone");
   const int64_t group = step.heads / step.kv_heads;
   if (step.head_dim == 128 && group == 2) return persistent::launch<128, 2>(context.stream, a);
   if (step.head_dim == 128 && group == 4) return persistent::launch<128, 4>(context.stream, a);

@@ -48,6 +48,7 @@ struct Control {
 struct Step {
   Layer layer[kMostLayers];
   const bf16 *embed, *final_norm, *lm_head;
+  float *rope_cos_out, *rope_sin_out;
   bf16 *embed_out, *final_norm_out, *logits;
   int32_t* token;
   const int32_t *tokens, *positions, *context, *table;

@@ -202,6 +202,7 @@ void DeviceDigests::flush_caches(CUstream_st* stream) {
 }
 
 void DeviceDigests::end() {
+  maker_.mark_ops(ops_stream_);
   if (lifetime_ == Lifetime::layer) return;
   flush_caches(maker_.cache_digest_stream);
   flush(next_stream());

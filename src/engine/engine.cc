@@ -159,12 +159,16 @@ Forward Engine::compute(Batch batch, Probe& probe) {
     tokens_ = Tensor::pinned({2 * rows}, DType::i32, options_.device);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
   const DeviceRuntime& device = runtime_of(options_.device);
-  if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), device.stream);
+  // Digests may still be made when the tokens are here, and the next pass is made ready meanwhile.
+  const bool is_digested = digested.layout != nullptr;
+  CUstream_st* stream = is_digested ? device.digests.result_stream : device.stream;
+  if (is_digested) device.digests.follow_ops();
+  if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), stream);
   // While the device is still at the pass.
-  if (digested.layout) probe.push(std::move(digested));
+  if (is_digested) probe.push(std::move(digested));
   // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
   // later.
-  device.wait(device.stream);
+  device.wait(stream);
   return {forward.logits, tokens};
 }
 

@@ -21,7 +21,11 @@ struct Batch {
   Tensor query_start, context_length, page_table;  // as AttentionBatch
   // The numbers of tokens and of rows of logits without padding, for a batch on a device, whose
   // tensors may be padded.
-  Tensor counts;        // [2]  int32
+  Tensor counts;  // [2]  int32
+  // Words of a batch on a device that are zero when the pass begins, for a launch that says in them
+  // how far it is.
+  static constexpr int64_t kCounters = 256;
+  Tensor counters;      // [kCounters]  int32
   TensorView cos, sin;  // [entries, head_dim / 2]  fp32
 
   // Whether every request of the pass adds one token and chooses the next.

@@ -28,7 +28,8 @@ std::vector<Field> fields_of(const DeviceBatch::Room& room) {
           {&Batch::query_start, {room.requests + 1}, DType::i32},
           {&Batch::context_length, {room.requests}, DType::i32},
           {&Batch::page_table, {room.requests, room.pages}, DType::i32},
-          {&Batch::counts, {2}, DType::i32}};
+          {&Batch::counts, {2}, DType::i32},
+          {&Batch::counters, {Batch::kCounters}, DType::i32}};
 }
 
 // `from`, and then what `padding` gives for 0, 1, ...
@@ -60,6 +61,7 @@ DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
     device_.*field.tensor = device_block_.part(offset, field.shape, field.dtype);
     offset += field.bytes();
   }
+  std::fill_n(host_.counters.as<int32_t>(), Batch::kCounters, 0);
 }
 
 void DeviceBatch::fill(Batch batch, RopeCache& tables) {

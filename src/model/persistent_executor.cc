@@ -19,7 +19,7 @@ struct StepMemory {
   StepMemory(const Model& model)
       : activations(model.config(), model.dtype(), model.device(), Activations::Lifetime::pass) {}
   Activations activations;
-  Tensor workspace, timeline, progress;
+  Tensor workspace, timeline;
 };
 // By the number of rows.
 struct StepMemories {
@@ -64,12 +64,11 @@ std::vector<TimedWork> timed_work(const TensorView& home) {
   return all;
 }
 
-// When the tensors of a step by clusters are there. The angles of RoPE are gathered before it.
+// When the tensors of a step by clusters are there.
 ReadyOf ready_by(const DecodeProgress& progress, const uint32_t* words) {
   return [=](const Point& seen, int layer) -> Ready {
-    if (seen == point("rope.cos") || seen == point("rope.sin")) return {};
     if (seen == point("token")) return {words + progress.token_word(), 1};
-    if (layer < 0 && seen != point("embed"))
+    if (seen == point("logits") || seen == point("final.norm"))
       return {words + progress.layers, DecodeProgress::kOfColumns,
               seen == point("logits") ? DecodeProgress::kColumns : 0};
     return {words + std::max(layer, 0), DecodeProgress::kOfLayer};
@@ -209,15 +208,13 @@ class PersistentExecutor : public PieceExecutor {
     step_.packed = shared_.packed;
   }
 
-  // To who digests the pass while the launch makes it. The angles are gathered before it.
+  // To who digests the pass while the launch makes it.
   void show_progress() {
+    step_.rope_cos_out = a_.rope_cos, step_.rope_sin_out = a_.rope_sin;
     const DecodeProgress progress{std::ssize(layers_), step_.lm_head.shape[0]};
-    if (memory_.progress.view().empty())
-      memory_.progress = zeros(progress.bytes(), model_.device());
-    waits_ = probe_.waits(ready_by(progress, memory_.progress.as<const uint32_t>()));
-    if (!waits_) return;
-    step_.progress = memory_.progress;
-    show_rope();
+    if (progress.bytes() > batch_.counters.view().bytes()) return;
+    if (probe_.waits(ready_by(progress, batch_.counters.as<const uint32_t>())))
+      step_.progress = batch_.counters.part(0, {progress.bytes()}, DType::u8);
   }
 
   void keep_times() {
@@ -231,7 +228,11 @@ class PersistentExecutor : public PieceExecutor {
   }
 
   void show_rope() {
-    layer_ = -1;
+    if (!step_.rope_cos_out.empty()) {
+      show("rope.cos", a_.rope_cos);
+      show("rope.sin", a_.rope_sin);
+      return;
+    }
     show_angles("rope.cos", a_.rope_cos, batch_.cos);
     show_angles("rope.sin", a_.rope_sin, batch_.sin);
   }
@@ -239,7 +240,7 @@ class PersistentExecutor : public PieceExecutor {
   void show_all() {
     layer_ = -1;
     show("embed", step_.embed_out);
-    if (!waits_) show_rope();
+    show_rope();
     for (const DecodeLayer& layer : layers_) {
       ++layer_;
       show_layer(layer);
@@ -279,7 +280,6 @@ class PersistentExecutor : public PieceExecutor {
   DecodeStep step_;
   std::vector<DecodeLayer> layers_;
   bool taps_ = false;
-  bool waits_ = false;  // who is shown the taps, for the launch to make them
 };
 
 bool adds_one_each(const Batch& batch) {

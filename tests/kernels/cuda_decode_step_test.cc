@@ -155,6 +155,12 @@ class StepCase {
     token_ = far({rows_}, DType::i32, Values(static_cast<size_t>(rows_), -1));
   }
 
+  static Tensor zeros(int64_t bytes) {
+    const Tensor zero({bytes}, DType::u8);
+    std::fill_n(zero.as<char>(), bytes, 0);
+    return copy_on(cuda_device(), zero);
+  }
+
   void run(const Ops& ops, int launches = 1) {
     std::vector<DecodeLayer> layers;
     for (const LayerData& layer : layers_) layers.push_back(layer.step());
@@ -166,18 +172,21 @@ class StepCase {
     step.cos = cos_, step.sin = sin_, step.attention = {{}, context_, table_};
     step.embed_out = embed_out_, step.final_norm_out = final_out_;
     step.logits = logits_, step.token = token_;
-    const Tensor zero({decode_step_workspace(step)}, DType::u8);
-    std::fill_n(zero.as<char>(), zero.view().bytes(), 0);
-    workspace_ = copy_on(cuda_device(), zero);
+    workspace_ = zeros(decode_step_workspace(step));
     step.workspace = workspace_;
     const int64_t packed = with_packed_ ? ops.fused.decode_step_packed(step) : 0;
     if (packed > 0) packed_ = Tensor({packed}, DType::u8, cuda_device());
     if (packed > 0) step.packed = packed_;
     const DecodeProgress progress{s_.layers, s_.vocab};
-    if (packed > 0) progress_ = Tensor({progress.bytes()}, DType::u8, cuda_device());
-    if (packed > 0) step.progress = progress_;
+    if (packed > 0) {
+      rope_cos_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
+      rope_sin_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
+      step.rope_cos_out = rope_cos_, step.rope_sin_out = rope_sin_;
+    }
     for (int i = 0; i < launches; ++i) {
       step.pack = packed > 0 && i == 0;
+      if (packed > 0) progress_ = zeros(progress.bytes());
+      if (packed > 0) step.progress = progress_;
       ops.fused.decode_step({}, step);
     }
     wait_for(cuda_device());
@@ -193,6 +202,18 @@ class StepCase {
                                          : i < progress.token_word() ? DecodeProgress::kOfColumns
                                                                      : 1u)
           << "word " << i;
+  }
+
+  // The angles that a step by clusters shows.
+  void check_angles() const {
+    if (progress_.view().empty()) return;
+    for (const auto& [shown, table] : {std::pair(&rope_cos_, &cos_), {&rope_sin_, &sin_}}) {
+      Values want;
+      for (const double position : positions_.values)
+        for (int64_t i = 0; i < s_.dim / 2; ++i)
+          want.push_back(table->values[static_cast<int64_t>(position) * s_.dim / 2 + i]);
+      EXPECT_EQ(shown->now(), want);
+    }
   }
 
   void check_all() {
@@ -383,6 +404,7 @@ class StepCase {
   std::vector<LayerData> layers_;
   Far embed_out_, final_out_, logits_, token_;
   Tensor workspace_, packed_, progress_;
+  Far rope_cos_, rope_sin_;
   bool with_packed_;
 };
 
@@ -399,6 +421,7 @@ class CudaDecodeStep : public CudaTest {
     step.run(*ops_, launches);
     step.check_all();
     step.check_progress();
+    step.check_angles();
   }
 };
 
@@ -428,6 +451,11 @@ TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
   expect_right(k06B, {128, 7});
   expect_right(k06B, {1, 300, 0, 0});
   expect_right(k06B, {1000, 65, 16, 17}, 3);
+  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 2);
+  Sizes odd = k06B;
+  odd.layers = 3, odd.vocab = 1056;
+  expect_right(odd, {1, 2, 9, 127, 128, 129, 255, 257}, 7);
+  expect_right(odd, {130, 31}, 2, 64);
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {
@@ -438,7 +466,7 @@ TEST_F(CudaDecodeStep, ComputesLongContexts) {
 TEST_F(CudaDecodeStep, ComputesManyRowsAndPaddedOnes) {
   expect_right(kBard, {5, 70});
   expect_right(kBard25, {33, 1, 0, 0});
-  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0});
+  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 1, 16, false);
 }
 
 TEST_F(CudaDecodeStep, GoesOnFromLaunchToLaunch) { expect_right(kBard, {50, 3}, 40); }
