@@ -266,7 +266,10 @@ TEST_P(MeasuredRows, ComeToWhatTheirElementsDo) {
     const bool is_exact = p.node_class == NodeClass::exact;
     const Exact here = oracle_->evaluate(asked);
     OracleCall call = asked;
-    call.measure = {got, DType::bf16, is_exact, misrounds_of(p.op, here.contract, DType::bf16)};
+    call.measure = {.got = got,
+                    .is_exact = is_exact,
+                    .misrounds = misrounds_of(p.op, here.contract, DType::bf16),
+                    .meets_borders = judged_op(p.op).meets_borders};
     const Exact there = oracle_->evaluate(call);
     if (p.op == OpKind::angles) return;
     ASSERT_TRUE(there.measured) << where;
