@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "kernels/base/check.h"
+#include "reference/attention_kernels.h"
 #include "reference/bridge.h"
 #include "reference/exact_attention.h"
 #include "reference/families.h"
@@ -39,6 +40,13 @@ void bring_all(Exact& e) {
     for (Numbers* numbers : {&step.value, &step.slope, &step.other}) bring(*numbers);
 }
 
+// A block of rows on a device: some thirty tensors of its elements are there at once, of the next
+// one too, so that it takes an eighth of the memory that is free at most. Over 2 GB nothing is won.
+int64_t device_block_bytes(int gpu) {
+  constexpr int64_t kLeast = 128 << 20, kMost = int64_t{2} << 30;
+  return has_attention_kernels() ? std::clamp(free_memory(gpu) / 32, kLeast, kMost) : kLeast;
+}
+
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -47,7 +55,8 @@ class OpOracle final : public Oracle {
         run_(options.dtype),
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
-        rotary_(recipe_, /*in_fp32=*/false) {}
+        rotary_(recipe_, /*in_fp32=*/false),
+        block_bytes_(on_device() ? device_block_bytes(options.gpu) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
@@ -61,6 +70,7 @@ class OpOracle final : public Oracle {
     return result;
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
+  int64_t block_bytes() const override { return block_bytes_; }
 
  private:
   Exact evaluate_in_torch(const OracleCall& call);
@@ -86,6 +96,7 @@ class OpOracle final : public Oracle {
   int threads_;
   Recipe recipe_;
   Rotary rotary_;
+  int64_t block_bytes_;
 };
 
 // A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.

@@ -130,6 +130,9 @@ class Oracle {
   // Whether it computes where the processors do not, so that rows are better measured there
   // (OracleCall::measure) than brought here.
   virtual bool on_device() const { return false; }
+  // Bytes that a block of rows may take there, of about a dozen fp64 numbers an element; 0: it does
+  // not matter.
+  virtual int64_t block_bytes() const { return 0; }
 };
 
 // A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its
