@@ -230,7 +230,7 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
   const FloatFormat format = format_of(rows.dtype);
   Beside e{.want = shaped(want).contiguous(),
-           .got = as_dtype(to_torch(rows.got).to(want.device()), DType::f64).reshape(table)};
+           .got = as_dtype(to_torch(rows.got, want.device()), DType::f64).reshape(table)};
   e.spacing = spacing_around(e.want, format);
   const auto or_none = [&](const at::Tensor& x) {
     return x.defined() ? shaped(x) : at::zeros_like(e.want);
@@ -376,7 +376,7 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
     return shaped(x.scalar_type() == at::kBFloat16 ? x : x.to(at::kFloat));
   };
   want = shaped(tensor_of(exact_results.want));
-  got = stored(to_torch(rows.got).to(want.device()));
+  got = stored(to_torch(rows.got, want.device()));
   limit = shaped(own.limit), variance = shaped(own.variance), shared = shaped(own.shared);
   if (rows.exact.tensor && rows.rounded.tensor) {
     exact = shaped(as_dtype(rows_of(rows.exact, want), DType::f64));

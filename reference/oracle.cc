@@ -75,7 +75,7 @@ class OpOracle final : public Oracle {
  private:
   Exact evaluate_in_torch(const OracleCall& call);
   at::Tensor widened(const TensorView& view) const {
-    return as_dtype(to_torch(view).to(weights_.device()), DType::f64);
+    return as_dtype(to_torch(view, weights_.device()), DType::f64);
   }
   Exact gather(const OracleCall& call) const;
   Exact angles(const OracleCall& call);
