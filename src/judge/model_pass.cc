@@ -5,16 +5,12 @@
 #include "src/judge/model_pass.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kPiece = 1 << 20;      // bytes that are worth a thread
-constexpr int64_t kShared = kPiece * 4;  // and that are worth waking some
 
 std::pair<int, int> place_of(const Point& point, int layer) { return {point.order(), layer}; }
 
@@ -38,7 +34,7 @@ ModelPass::ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted w
                      std::function<void(int layer)> says, int threads)
     : model_(model),
       wanted_(std::move(wanted)),
-      most_threads_(threads > 0 ? threads : machine_threads()),
+      copies_(threads),
       pass_{.info = info},
       watched_(*this,
                [says = std::move(says)](int32_t, int64_t, int layer) {
@@ -56,24 +52,13 @@ void ModelPass::advance(int through) {
 
 void ModelPass::check_probe() const { check(probe_.failure().empty(), "{}", probe_.failure()); }
 
-void ModelPass::copy_shown(const TensorView& to, const TensorView& from) {
-  const int64_t bytes = from.bytes();
-  if (bytes >= kShared && !threads_) threads_ = std::make_unique<ThreadPool>(most_threads_);
-  parallel_for(bytes < kShared ? nullptr : threads_.get(), (bytes + kPiece - 1) / kPiece, 1,
-               [&](int64_t begin, int64_t end) {
-                 const int64_t first = begin * kPiece, size = std::min(bytes, end * kPiece) - first;
-                 if (size > 0)
-                   std::memcpy(to.as<char>() + first, from.as<const char>() + first, size);
-               });
-}
-
 void ModelPass::record(const Record& record) {
   const TensorView& shown = record.tensor;
   const bool here = shown.device == Device::cpu;
   Tensor data;
   if (here || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
   if (here)
-    copy_shown(data, shown);
+    copies_.copy(data.view().data, shown.data, shown.bytes());
   else if (data.view().empty())
     there_[place_of(*record.point, record.layer)] = model_.held();
   else
