@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "reference/attention_kernels.h"
@@ -82,6 +83,7 @@ class OpOracle final : public Oracle {
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
   Exact rope(const OracleCall& call);
+  std::pair<at::Tensor, at::Tensor> keys_values(const OracleCall& call) const;
   Exact attention(const OracleCall& call) const;
   Exact silu_mul(const OracleCall& call) const;
   Exact add(const OracleCall& call) const;
@@ -300,25 +302,39 @@ Exact OpOracle::rope(const OracleCall& call) {
   return result;
 }
 
+// K and V of an attention, [length, kv heads, head_dim] each.
+std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call) const {
+  const int64_t kv = recipe_.kv_heads;
+  if (const auto* held = static_cast<const at::Tensor*>(call.held_keys_values.tensor.get())) {
+    const Shape cached = {held->size(0), 2, kv, recipe_.head_dim};
+    check(shape_of(*held) == cached, "attention reads K and V of shape {}, found {}", cached.text(),
+          shape_of(*held).text());
+    const at::Tensor both = as_dtype(*held, DType::f64).to(weights_.device());
+    return {both.select(1, 0), both.select(1, 1)};
+  }
+  const auto& [k, v] = call.keys_values;
+  const Shape cached = {k.empty() ? 0 : k.rows(), kv, recipe_.head_dim};
+  check(!k.empty() && !v.empty() && k.shape == cached && v.shape == cached,
+        "attention reads K and V of shape {}, found {} and {}", cached.text(), k.shape.text(),
+        v.shape.text());
+  return {widened(k), widened(v)};
+}
+
 Exact OpOracle::attention(const OracleCall& call) const {
   const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
   const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
         "attention of {} rows reads queries {}, and was given others: record attn.q_rope whole",
         tokens, queries.text());
-  const auto& [k_view, v_view] = call.keys_values;
-  const int64_t length = k_view.empty() ? 0 : k_view.rows();
-  const Shape cached = {length, kv, recipe_.head_dim};
-  check(!k_view.empty() && !v_view.empty() && k_view.shape == cached && v_view.shape == cached,
-        "attention reads K and V of shape {}, found {} and {}", cached.text(), k_view.shape.text(),
-        v_view.shape.text());
+  const auto [keys, values] = keys_values(call);
+  const int64_t length = keys.size(0);
   for (const Row& row : call.rows)
     check(row.position >= 0 && row.position < length,
           "attention at position {} reads the keys up to it, found {} keys", row.position, length);
 
   // Query heads of one K/V head are neighbours: head h reads h / (heads / kv).
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
-  const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
+  const at::Tensor k = keys.transpose(0, 1), v = values.transpose(0, 1);
   std::vector<KeyRange> seen;
   const int64_t window = recipe_.window.at(call.place.layer);
   for (const Row& row : call.rows) {

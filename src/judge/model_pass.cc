@@ -24,8 +24,13 @@ std::ptrdiff_t first_of(const RecordedTensor& tensor, std::span<const Row> rows)
 }
 
 // Whether rows are compared here, one by one, and not by the oracle.
-bool is_read_here(const Point& p) {
-  return p.is_of_logits() || p == point("mlp.router") || p.is_cache();
+bool is_read_here(const Point& p) { return p.is_of_logits() || p == point("mlp.router"); }
+
+bool is_of_one_request(const PassInfo& pass) {
+  const auto other = [&](const PassRow& r) {
+    return r.row.request != pass.rows.front().row.request;
+  };
+  return std::ranges::none_of(pass.rows, other);
 }
 
 }  // namespace
@@ -56,7 +61,9 @@ void ModelPass::record(const Record& record) {
   const TensorView& shown = record.tensor;
   const bool here = shown.device == Device::cpu;
   Tensor data;
-  if (here || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
+  // A place has a cache for each request, and one tensor is kept where the model computed it.
+  const bool several = record.point->is_cache() && !is_of_one_request(pass_.info);
+  if (here || several || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
   if (here)
     copies_.copy(data.view().data, shown.data, shown.bytes());
   else if (data.view().empty())

@@ -61,7 +61,7 @@ class There final : public ReferenceModel, private Sink {
   void begin(const PassInfo&) override {}
   void record(const Record& record) override {
     TensorView shown = record.tensor;
-    if (!record.point->is_cache()) shown.device = Device::cuda;
+    shown.device = Device::cuda;
     (*to_)(*record.point, record.layer, record.rows, shown);
   }
   void end() override {}
