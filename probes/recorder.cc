@@ -14,6 +14,9 @@
 namespace lockstep {
 namespace {
 
+// Threads that copy a large tensor: what one leaves of a machine's memory bandwidth a few take.
+constexpr int kCopiers = 4;
+
 // Row hashes that the judge compares whatever is kept: what was written to the cache and what came
 // out of it.
 bool always_hashed(const Point& p) {
@@ -27,12 +30,12 @@ Shape with_rows(const Shape& shape, int64_t rows) {
 }
 
 // A dense copy of some rows.
-Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows) {
+Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows, SharedCopy& copies) {
   Tensor copy(with_rows(from.shape, rows.size()), from.dtype);
   const size_t size = from.row_size() * size_of(from.dtype);
   auto* to = copy.as<char>();
   if (std::ssize(rows) == from.rows()) {
-    if (from.bytes() > 0) std::memcpy(to, from.data, from.bytes());
+    copies.copy(to, from.data, from.bytes());
     return copy;
   }
   for (int64_t row : rows) {
@@ -114,7 +117,10 @@ void put_top_logits(Pass& pass) {
 }
 
 Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)
-    : selection_(std::move(selection)), digests_(digests), finished_(std::move(finished)) {}
+    : selection_(std::move(selection)),
+      digests_(digests),
+      finished_(std::move(finished)),
+      copies_(kCopiers) {}
 
 bool Recorder::wants(const Point& point, int layer) const { return selection_.has(point, layer); }
 
@@ -145,7 +151,7 @@ void Recorder::record(const Record& record) {
     kept.rows.push_back(row);
   }
   if (wanted.empty() && !record.rows.empty()) return;
-  kept.data = copy_rows(tensor, wanted);
+  kept.data = copy_rows(tensor, wanted, copies_);
   kept.shape = kept.data.view().shape;
   if (digests_ || always_hashed(point)) kept.row_hashes = row_hashes_of(kept.data);
   if (digests_)

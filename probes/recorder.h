@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/memory.h"
+#include "kernels/base/shared_copy.h"
 #include "probes/digest.h"
 #include "probes/probe.h"
 #include "probes/selection.h"
@@ -75,6 +76,7 @@ class Recorder final : public Sink {
   Selection selection_;
   bool digests_;
   std::function<void(Pass)> finished_;
+  SharedCopy copies_;
   Pass pass_;
 };
 

@@ -31,6 +31,7 @@
 #include <span>
 
 #include "reference/bridge.h"
+#include "reference/device_attention.h"
 #include "reference/rounding.h"
 #include "reference/spread.h"
 #include "src/stats/roundoff.h"
@@ -456,7 +457,11 @@ Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at:
   }
   // The one that hides keys behind a mask would let NaN and Inf through: 0 * Inf is NaN.
   const bool finite = (k.isfinite().all() & v.isfinite().all()).item<bool>();
-  if (!q.is_cpu() && finite)
+  if (finite && has_kernels_for(q, call))
+    attend_in_kernels(
+        q, k, v, seen, scale_of(q.size(-1), call.contract),
+        {all.out, all.magnitude, all.spread, all.spread_squares, all.weighted_squares, all.score});
+  else if (!q.is_cpu() && finite)
     attend_on_device(q, k, v, seen, call, all);
   else
     attend_in_threads(q, k, v, seen, finite && !holds_keys_by_dims(call) ? kTogether : 1, call,

@@ -30,9 +30,9 @@ struct AttentionCall {
 // The numbers of Exact for attention, left where they were computed, all but its shape: q [queries,
 // kv heads, group, head_dim], k and v [kv heads, keys, head_dim], all fp64 and on one device;
 // `seen` has one range a query, not empty. A non-finite number in a key that a query does not see
-// does not reach it. On a device it takes 1 GB more than its arguments and results at most. Heads
-// of one group share their key head. Results do not depend on the number of threads: each query is
-// computed by one.
+// does not reach it. On a device it takes 1 GB more than its arguments and results, and five times
+// K, at most. Heads of one group share their key head. Results do not depend on the number of
+// threads: each query is computed by one.
 Exact exact_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const std::vector<KeyRange>& seen, const AttentionCall& call);
 

@@ -79,10 +79,9 @@ at::Device HeldWeights::device() const {
 // The tensor as products read it: the mapped file on the CPU; on a device a copy in the run's
 // dtype, made when it is first asked for.
 at::Tensor HeldWeights::stored(const std::string& name) const {
-  const at::Tensor in_file = to_torch(checkpoint_.tensor(name));
-  if (!kept_) return in_file;
+  if (!kept_) return to_torch(checkpoint_.tensor(name));
   const auto [at, added] = kept_->try_emplace(name);
-  if (added) at->second = as_dtype(in_file.to(device()), run_);
+  if (added) at->second = as_dtype(to_torch(checkpoint_.tensor(name), device()), run_);
   return at->second;
 }
 

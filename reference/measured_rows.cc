@@ -6,6 +6,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
@@ -18,44 +19,22 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <tuple>
 #include <utility>
 
 #include "reference/bridge.h"
+#include "reference/measure_kernels.h"
 #include "reference/own_errors.h"
+#include "reference/rounded_rows.h"
 #include "src/stats/distant_rows.h"
 #include "src/stats/roundoff.h"
 
 namespace lockstep {
 namespace {
 
-// Nearer to its budget another rounding of the quotient may decide.
-constexpr double kSurelyWithin = 1 - 0x1p-40;
-
-// The distance of neighbours around x, of numbers that are finite.
-at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format) {
-  const at::Tensor powers =
-      x.view(at::kLong).bitwise_and(int64_t{0x7ff0000000000000}).view(at::kDouble);
-  return powers.clamp_min(std::ldexp(1.0, format.min_exponent)) *
-         std::ldexp(1.0, 1 - format.precision);
-}
-
-// The chance that a result is another number than its exact one rounded where many lie on the
-// border of two (budget.cc, turned).
-at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing,
-                         const at::Tensor& chance) {
-  const at::Tensor at = want.abs() / spacing;
-  const at::Tensor distance = (at - at.floor() - 0.5).abs();
-  const at::Tensor turning = 0.5 * (distance / (chance * std::sqrt(std::numbers::pi))).erfc();
-  const at::Tensor as_it_is =
-      (chance > 0.1) | (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
-  return at::where(as_it_is, chance, at::maximum(chance, turning));
-}
-
 // The amounts that elements add to their slices (WeighedRow), each [rows, columns].
 struct InSlices {
-  at::Tensor want, got;
+  at::Tensor want, got;                         // got: of any dtype
   at::Tensor unit, due, budgets, may_misround;  // fp32
   at::Tensor misrounded;                        // whether
 };
@@ -70,10 +49,11 @@ class Table {
     values_ = held_->const_data_ptr<double>();
     count_ = columns.empty() ? 0 : columns[0].numel();
   }
-  double at(size_t column, int64_t i) const {
-    return values_[static_cast<int64_t>(column) * count_ + i];
-  }
-  int64_t count_of(size_t column, int64_t i) const { return std::llrint(at(column, i)); }
+  // Columns of `count` numbers that are in host memory already, from `first` of those on.
+  Table(std::shared_ptr<const at::Tensor> held, int64_t first, int64_t count)
+      : held_(std::move(held)), values_(held_->const_data_ptr<double>() + first), count_(count) {}
+  double at(int column, int64_t i) const { return values_[column * count_ + i]; }
+  int64_t count_of(int column, int64_t i) const { return std::llrint(at(column, i)); }
 
  private:
   std::shared_ptr<const at::Tensor> held_;
@@ -102,54 +82,8 @@ at::Tensor only(const at::Tensor& chosen, const at::Tensor& x) {
   return x.masked_fill(~chosen, -1);
 }
 
-// The columns of the tables that come to the host, of rows, of groups in them, and of columns. A
-// number that counts or names a place is exact in fp64 as well.
-enum OfRow : size_t {
-  kPower,
-  kLargestGot,
-  kEtaSquares,
-  kInner,
-  kMostBudgets,
-  kWorst,
-  kWorstWant,
-  kWorstGot,
-  kMostDiffering,
-  kWorstDiffering,
-  kDifferingWant,
-  kDifferingGot,
-  kDiffering,
-  kCompared,
-  kNotClose,
-  kPropagated,
-  kTotal,
-  kFloor,
-  kHash,
-  kUnits,
-  kDue,
-  kMay,
-  kPowerByV,
-  kOffset,
-  kCross,
-  kScatter
-};
-enum OfGroup : size_t {
-  kGroupUnits,
-  kGroupDue,
-  kGroupMisrounded,
-  kGroupMay,
-  kGroupShared,
-  kGroupSquares,
-  kGroupCross,
-  kGroupMost,
-  kGroupWorst,
-  kGroupWant,
-  kGroupGot,
-  kGroupMostMisrounded,
-  kGroupWorstMisrounded,
-  kGroupWantMisrounded,
-  kGroupGotMisrounded
-};
-enum OfColumn : size_t {
+// The columns of the table of columns, as those of rows and groups in measure_kernels.h.
+enum OfColumn : int {
   kColumnUnits,
   kColumnDue,
   kColumnMisrounded,
@@ -172,7 +106,7 @@ DistantColumns columns_of(const InSlices& e) {
                      worst.at, worst.of(e.want, 0), worst.of(e.got, 0), misrounded.value,
                      misrounded.at, misrounded.of(e.want, 0), misrounded.of(e.got, 0)});
   DistantColumns columns;
-  const auto worst_at = [&](int64_t i, size_t first) {
+  const auto worst_at = [&](int64_t i, int first) {
     return DistantColumns::Worst{table.count_of(first + 1, i), table.at(first + 2, i),
                                  table.at(first + 3, i), to_f32(table.at(first, i))};
   };
@@ -296,9 +230,12 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
   const FloatFormat format = format_of(rows.dtype);
   Beside e{.want = shaped(want).contiguous(),
-           .got = as_dtype(to_torch(rows.got).to(want.device()), DType::f64).reshape(table)};
+           .got = as_dtype(to_torch(rows.got, want.device()), DType::f64).reshape(table)};
   e.spacing = spacing_around(e.want, format);
-  const at::Tensor limit = shaped(own.limit), variance = shaped(own.variance);
+  const auto or_none = [&](const at::Tensor& x) {
+    return x.defined() ? shaped(x) : at::zeros_like(e.want);
+  };
+  const at::Tensor limit = or_none(own.limit), variance = or_none(own.variance);
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
   e.misround = (variance.sqrt() / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
@@ -308,18 +245,24 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   return e;
 }
 
+// The relative tolerance of ErrorSums::not_close.
+double closeness_of(DType dtype) {
+  return dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
+}
+
+// A model's rows.
+at::Tensor rows_of(const HeldRows& held, const at::Tensor& like) {
+  const auto& all = *static_cast<const at::Tensor*>(held.tensor.get());
+  return all.narrow(0, held.first, like.size(0)).reshape(like.sizes());
+}
+
 // The sums that ErrorSums::add_row() of src/stats/error_sums.cc makes of each row.
 std::vector<at::Tensor> compared(const Beside& e, const RowsToMeasure& rows) {
   if (!rows.exact.tensor || !rows.rounded.tensor)
     return std::vector<at::Tensor>(5, at::zeros({e.want.size(0)}, e.want.options()));
-  const auto of_model = [&](const HeldRows& held) {
-    const auto& all = *static_cast<const at::Tensor*>(held.tensor.get());
-    return as_dtype(all.narrow(0, held.first, e.want.size(0)), DType::f64).reshape(e.want.sizes());
-  };
-  const at::Tensor exact = of_model(rows.exact), rounded = of_model(rows.rounded);
-  const double relative = rows.dtype == DType::f32   ? 1.3e-6
-                          : rows.dtype == DType::f16 ? 1e-3
-                                                     : 1.6e-2;
+  const at::Tensor exact = as_dtype(rows_of(rows.exact, e.want), DType::f64);
+  const at::Tensor rounded = as_dtype(rows_of(rows.rounded, e.want), DType::f64);
+  const double relative = closeness_of(rows.dtype);
   const at::Tensor close = (e.got - rounded).abs() <= 1e-5 + relative * rounded.abs();
   const at::Tensor total = e.got - exact, propagated = e.want - exact, floor = rounded - exact;
   const auto finite = [](const at::Tensor& x) {
@@ -330,24 +273,6 @@ std::vector<at::Tensor> compared(const Beside& e, const RowsToMeasure& rows) {
     return totals(x.square().masked_fill(~known, 0));
   };
   return {totals(known), totals(~close), squares(propagated), squares(total), squares(floor)};
-}
-
-// hash_of_row() of src/stats/row_loops.h. The bits of each sum, as a number of fp64 that nobody
-// computes with.
-at::Tensor hashes_of(const Beside& e) {
-  std::vector<int64_t> factors;
-  for (int64_t i = 0; i < e.want.size(1); ++i)
-    factors.push_back(std::bit_cast<int64_t>(hash_factor(static_cast<uint64_t>(i))));
-  const at::Tensor of_columns = at::from_blob(factors.data(), {std::ssize(factors)}, at::kLong)
-                                    .to(e.want.device(), /*non_blocking=*/false, /*copy=*/true);
-  constexpr int64_t kLow = 0xffffffff;
-  const auto bits = [](const at::Tensor& x) {
-    return x.to(at::kFloat).view(at::kInt).to(at::kLong);
-  };
-  const at::Tensor both =
-      bits(e.want).bitwise_left_shift(32).bitwise_or(bits(e.got).bitwise_and(kLow));
-  const at::Tensor term = both * of_columns;
-  return term.bitwise_xor(term.bitwise_right_shift(32).bitwise_and(kLow)).sum(-1).view(at::kDouble);
 }
 
 // The sums of each group of `size` neighbours.
@@ -365,6 +290,12 @@ Table table_of_groups(const Beside& e, const InSlices& in, const at::Tensor& ove
                 g_worst.value, g_worst.at, g_worst.of(g_want, 1), g_worst.of(g_got, 1),
                 g_misrounded.value, g_misrounded.at, g_misrounded.of(g_want, 1),
                 g_misrounded.of(g_got, 1)});
+}
+
+// The groups of a row: heads, or the row where its elements share a part of their variance.
+int64_t groups_of(const RowsToMeasure& rows, const at::Tensor& shared) {
+  if (rows.is_exact) return 0;
+  return rows.got.shape.rank() == 3 ? rows.got.shape[1] : shared.defined() ? 1 : 0;
 }
 
 // Elements, rows and groups are weighed as look_at_row(), weigh_row() and sum_group() do.
@@ -408,7 +339,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
   const at::Tensor term = delta * e.want * over_v;
   for (const at::Tensor& sums :
-       {hashes_of(e), totals(unit), totals(due), totals(e.misround),
+       {hashes_of(e.want, e.got), totals(unit), totals(due), totals(e.misround),
         totals(e.want * e.want * over_v), totals(delta * over_v.sqrt()), totals(term),
         e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
@@ -416,8 +347,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
   InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.misround),
               differs};
-  const bool heads = rows.got.shape.rank() == 3;
-  const int64_t groups = heads ? rows.got.shape[1] : e.shared.defined() ? 1 : 0;
+  const int64_t groups = groups_of(rows, e.shared);
   if (groups == 0)
     return std::make_shared<MeasuredRows>(Table(of_rows), Table({of_rows[0]}), 0, std::move(in),
                                           width);
@@ -426,13 +356,112 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
                                         width);
 }
 
+// The tensors that the kernel reads and writes, of some rows.
+struct InKernel {
+  at::Tensor want, got, limit, variance, shared, exact, rounded;
+  at::Tensor tables;  // of rows, then of groups
+  InSlices in;
+
+  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Beside& own);
+  RowsToWeigh rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const;
+};
+
+InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Beside& own) {
+  const int64_t count = rows.got.rows(), width = rows.got.row_size();
+  const auto shaped = [&](const at::Tensor& x) {
+    return x.defined() ? x.reshape({count, width}).contiguous() : x;
+  };
+  // The kernel reads fp32 and bf16.
+  const auto stored = [&](const at::Tensor& x) {
+    return shaped(x.scalar_type() == at::kBFloat16 ? x : x.to(at::kFloat));
+  };
+  want = shaped(tensor_of(exact_results.want));
+  got = stored(to_torch(rows.got, want.device()));
+  limit = shaped(own.limit), variance = shaped(own.variance), shared = shaped(own.shared);
+  if (rows.exact.tensor && rows.rounded.tensor) {
+    exact = shaped(as_dtype(rows_of(rows.exact, want), DType::f64));
+    rounded = stored(rows_of(rows.rounded, want));
+  }
+  tables =
+      at::empty({count * (kRowColumns + kGroupColumns * groups_of(rows, shared))}, want.options());
+  if (rows.is_exact) return;
+  const auto slices = [&](at::ScalarType type) {
+    return at::empty({count, width}, want.options().dtype(type));
+  };
+  in = {want,
+        got,
+        slices(at::kFloat),
+        slices(at::kFloat),
+        slices(at::kFloat),
+        slices(at::kFloat),
+        slices(at::kBool)};
+}
+
+RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const {
+  const auto numbers = [](const at::Tensor& x) {
+    return x.defined() ? x.const_data_ptr<double>() : nullptr;
+  };
+  const auto stored = [](const at::Tensor& x) {
+    return x.defined() ? StoredNumbers{x.const_data_ptr(), x.scalar_type() == at::kFloat}
+                       : StoredNumbers{};
+  };
+  const auto amounts = [](const at::Tensor& x) {
+    return x.defined() ? x.mutable_data_ptr<float>() : nullptr;
+  };
+  const FloatFormat format = format_of(rows.dtype);
+  auto* const of_rows = tables.mutable_data_ptr<double>();
+  return {.rows = want.size(0),
+          .width = want.size(1),
+          .groups = groups,
+          .is_exact = rows.is_exact,
+          .meets_borders = rows.meets_borders,
+          .least = std::ldexp(1.0, format.min_exponent),
+          .of_power = std::ldexp(1.0, 1 - format.precision),
+          .largest = format.max,
+          .misrounds = rows.misrounds,
+          .close = closeness_of(rows.dtype),
+          .want = numbers(want),
+          .got = stored(got),
+          .limit = numbers(limit),
+          .variance = numbers(variance),
+          .shared = numbers(shared),
+          .exact = numbers(exact),
+          .rounded = stored(rounded),
+          .of_rows = of_rows,
+          .of_groups = of_rows + kRowColumns * want.size(0),
+          .unit = amounts(in.unit),
+          .due = amounts(in.due),
+          .budgets = amounts(in.budgets),
+          .may_misround = amounts(in.may_misround),
+          .misrounded = rows.is_exact ? nullptr : in.misrounded.mutable_data_ptr<bool>()};
+}
+
+// The same as measured(), by one pass over the elements on a device.
+std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows, const Exact& exact,
+                                                      const Beside& own) {
+  InKernel kernel(rows, exact, own);
+  const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
+  const int64_t groups = groups_of(rows, own.shared);
+  weigh_rows(kernel.want.device().index(), kernel.rows_to_weigh(rows, groups));
+  const auto held = std::make_shared<const at::Tensor>(on_host(kernel.tables));
+  Table table(held, 0, count);
+  for (int64_t i = 0; i < count; ++i)
+    if (table.at(kOdd, i) > 0) return nullptr;
+  return std::make_shared<MeasuredRows>(std::move(table),
+                                        Table(held, kRowColumns * count, count * groups), groups,
+                                        std::move(kernel.in), width);
+}
+
 }  // namespace
 
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Beside own;
   if (!own_errors(op, exact, own.limit, own.variance, own.shared)) return;
-  std::shared_ptr<const DistantRows> found = measured(with_budgets(rows, exact, own), rows);
+  const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
+  std::shared_ptr<const DistantRows> found = on_device
+                                                 ? measured_by_kernel(rows, exact, own)
+                                                 : measured(with_budgets(rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.
   exact = {.contract = exact.contract,

@@ -14,8 +14,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/base/check.h"
+#include "reference/attention_kernels.h"
 #include "reference/bridge.h"
 #include "reference/exact_attention.h"
 #include "reference/families.h"
@@ -39,6 +41,13 @@ void bring_all(Exact& e) {
     for (Numbers* numbers : {&step.value, &step.slope, &step.other}) bring(*numbers);
 }
 
+// A block of rows on a device: some thirty tensors of its elements are there at once, of the next
+// one too, so that it takes an eighth of the memory that is free at most. Over 2 GB nothing is won.
+int64_t device_block_bytes(int gpu) {
+  constexpr int64_t kLeast = 128 << 20, kMost = int64_t{2} << 30;
+  return has_attention_kernels() ? std::clamp(free_memory(gpu) / 32, kLeast, kMost) : kLeast;
+}
+
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -47,7 +56,8 @@ class OpOracle final : public Oracle {
         run_(options.dtype),
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
-        rotary_(recipe_, /*in_fp32=*/false) {}
+        rotary_(recipe_, /*in_fp32=*/false),
+        block_bytes_(on_device() ? device_block_bytes(options.gpu) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
@@ -61,17 +71,19 @@ class OpOracle final : public Oracle {
     return result;
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
+  int64_t block_bytes() const override { return block_bytes_; }
 
  private:
   Exact evaluate_in_torch(const OracleCall& call);
   at::Tensor widened(const TensorView& view) const {
-    return as_dtype(to_torch(view).to(weights_.device()), DType::f64);
+    return as_dtype(to_torch(view, weights_.device()), DType::f64);
   }
   Exact gather(const OracleCall& call) const;
   Exact angles(const OracleCall& call);
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
   Exact rope(const OracleCall& call);
+  std::pair<at::Tensor, at::Tensor> keys_values(const OracleCall& call) const;
   Exact attention(const OracleCall& call) const;
   Exact silu_mul(const OracleCall& call) const;
   Exact add(const OracleCall& call) const;
@@ -86,6 +98,7 @@ class OpOracle final : public Oracle {
   int threads_;
   Recipe recipe_;
   Rotary rotary_;
+  int64_t block_bytes_;
 };
 
 // A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.
@@ -289,25 +302,39 @@ Exact OpOracle::rope(const OracleCall& call) {
   return result;
 }
 
+// K and V of an attention, [length, kv heads, head_dim] each.
+std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call) const {
+  const int64_t kv = recipe_.kv_heads;
+  if (const auto* held = static_cast<const at::Tensor*>(call.held_keys_values.tensor.get())) {
+    const Shape cached = {held->size(0), 2, kv, recipe_.head_dim};
+    check(shape_of(*held) == cached, "attention reads K and V of shape {}, found {}", cached.text(),
+          shape_of(*held).text());
+    const at::Tensor both = as_dtype(*held, DType::f64).to(weights_.device());
+    return {both.select(1, 0), both.select(1, 1)};
+  }
+  const auto& [k, v] = call.keys_values;
+  const Shape cached = {k.empty() ? 0 : k.rows(), kv, recipe_.head_dim};
+  check(!k.empty() && !v.empty() && k.shape == cached && v.shape == cached,
+        "attention reads K and V of shape {}, found {} and {}", cached.text(), k.shape.text(),
+        v.shape.text());
+  return {widened(k), widened(v)};
+}
+
 Exact OpOracle::attention(const OracleCall& call) const {
   const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
   const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
         "attention of {} rows reads queries {}, and was given others: record attn.q_rope whole",
         tokens, queries.text());
-  const auto& [k_view, v_view] = call.keys_values;
-  const int64_t length = k_view.empty() ? 0 : k_view.rows();
-  const Shape cached = {length, kv, recipe_.head_dim};
-  check(!k_view.empty() && !v_view.empty() && k_view.shape == cached && v_view.shape == cached,
-        "attention reads K and V of shape {}, found {} and {}", cached.text(), k_view.shape.text(),
-        v_view.shape.text());
+  const auto [keys, values] = keys_values(call);
+  const int64_t length = keys.size(0);
   for (const Row& row : call.rows)
     check(row.position >= 0 && row.position < length,
           "attention at position {} reads the keys up to it, found {} keys", row.position, length);
 
   // Query heads of one K/V head are neighbours: head h reads h / (heads / kv).
   const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
-  const at::Tensor k = widened(k_view).transpose(0, 1), v = widened(v_view).transpose(0, 1);
+  const at::Tensor k = keys.transpose(0, 1), v = values.transpose(0, 1);
   std::vector<KeyRange> seen;
   const int64_t window = recipe_.window.at(call.place.layer);
   for (const Row& row : call.rows) {

@@ -3,7 +3,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -21,6 +20,7 @@
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
+#include "reference/causal_mask.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
 #include "reference/request_pages.h"
@@ -137,11 +137,14 @@ class Qwen final : public ReferenceModel {
   // A sink that takes tensors where they lie may keep them.
   void show(Name name, const at::Tensor& x, bool last = false) {
     if (!probe_->wants(name.point, layer_)) return;
-    const bool here = x.is_cpu() || !probe_->on_device();
-    held_ = std::make_shared<const at::Tensor>(here ? on_host(x) : x.contiguous());
-    const TensorView view = to_view_there(*held_);
+    const TensorView view = hold(x);
     last ? probe_->logits(name.point, view) : (*probe_)(name.point, layer_, view);
     held_.reset();
+  }
+  TensorView hold(const at::Tensor& x) {
+    const bool here = x.is_cpu() || !probe_->on_device();
+    held_ = std::make_shared<const at::Tensor>(here ? on_host(x) : x.contiguous());
+    return to_view_there(*held_);
   }
   // In fp32 as engines have them, but for the model that has no roundings.
   void show_angles(Name name, const at::Tensor& x) { show(name, x.squeeze(1)); }
@@ -270,25 +273,16 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
     append(cache.k[layer()], k);
     append(cache.v[layer()], v);
     if (!probe_->wants(point("attn.kv"), layer_)) continue;
-    const at::Tensor seen = on_host(at::stack({cache.k[layer()], cache.v[layer()]}, 1));
+    const TensorView seen = hold(at::stack({cache.k[layer()], cache.v[layer()]}, 1));
     std::vector<Row> rows;
-    for (int32_t p = 0; p < seen.size(0); ++p) rows.push_back({span.request, p});
-    (*probe_)(point("attn.kv"), layer_, rows, to_view(seen));
+    for (int32_t p = 0; p < seen.rows(); ++p) rows.push_back({span.request, p});
+    (*probe_)(point("attn.kv"), layer_, rows, seen);
+    held_.reset();
   }
 }
 
 // Elements of the scores that are made at a time: 128 MiB in fp64.
 constexpr int64_t kScores = 1 << 24;
-
-// Which keys the last `queries` of `keys` positions see; undefined when LibTorch's own causal mask,
-// which starts at the first key, says the same.
-at::Tensor mask_of(int64_t queries, int64_t keys, int64_t window, at::Device device) {
-  if (queries == keys && window == 0) return {};
-  const at::Tensor key = at::arange(keys, device);
-  const at::Tensor query = at::arange(keys - queries, keys, device).unsqueeze(1);
-  const at::Tensor seen = key <= query;
-  return window == 0 ? seen : seen & (key > query - window);
-}
 
 // In the wide dtype, so that neither scores nor probabilities are rounded to the one that is shown.
 at::Tensor Qwen::sdpa(const at::Tensor& q) {

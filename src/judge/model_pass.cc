@@ -5,16 +5,12 @@
 #include "src/judge/model_pass.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "kernels/base/check.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kPiece = 1 << 20;      // bytes that are worth a thread
-constexpr int64_t kShared = kPiece * 4;  // and that are worth waking some
 
 std::pair<int, int> place_of(const Point& point, int layer) { return {point.order(), layer}; }
 
@@ -28,8 +24,13 @@ std::ptrdiff_t first_of(const RecordedTensor& tensor, std::span<const Row> rows)
 }
 
 // Whether rows are compared here, one by one, and not by the oracle.
-bool is_read_here(const Point& p) {
-  return p.is_of_logits() || p == point("mlp.router") || p.is_cache();
+bool is_read_here(const Point& p) { return p.is_of_logits() || p == point("mlp.router"); }
+
+bool is_of_one_request(const PassInfo& pass) {
+  const auto other = [&](const PassRow& r) {
+    return r.row.request != pass.rows.front().row.request;
+  };
+  return std::ranges::none_of(pass.rows, other);
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ ModelPass::ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted w
                      std::function<void(int layer)> says, int threads)
     : model_(model),
       wanted_(std::move(wanted)),
-      most_threads_(threads > 0 ? threads : machine_threads()),
+      copies_(threads),
       pass_{.info = info},
       watched_(*this,
                [says = std::move(says)](int32_t, int64_t, int layer) {
@@ -56,24 +57,15 @@ void ModelPass::advance(int through) {
 
 void ModelPass::check_probe() const { check(probe_.failure().empty(), "{}", probe_.failure()); }
 
-void ModelPass::copy_shown(const TensorView& to, const TensorView& from) {
-  const int64_t bytes = from.bytes();
-  if (bytes >= kShared && !threads_) threads_ = std::make_unique<ThreadPool>(most_threads_);
-  parallel_for(bytes < kShared ? nullptr : threads_.get(), (bytes + kPiece - 1) / kPiece, 1,
-               [&](int64_t begin, int64_t end) {
-                 const int64_t first = begin * kPiece, size = std::min(bytes, end * kPiece) - first;
-                 if (size > 0)
-                   std::memcpy(to.as<char>() + first, from.as<const char>() + first, size);
-               });
-}
-
 void ModelPass::record(const Record& record) {
   const TensorView& shown = record.tensor;
   const bool here = shown.device == Device::cpu;
   Tensor data;
-  if (here || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
+  // A place has a cache for each request, and one tensor is kept where the model computed it.
+  const bool several = record.point->is_cache() && !is_of_one_request(pass_.info);
+  if (here || several || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
   if (here)
-    copy_shown(data, shown);
+    copies_.copy(data.view().data, shown.data, shown.bytes());
   else if (data.view().empty())
     there_[place_of(*record.point, record.layer)] = model_.held();
   else

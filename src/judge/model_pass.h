@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/base/thread_pool.h"
+#include "kernels/base/shared_copy.h"
 #include "probes/layer_watch.h"
 #include "probes/only.h"
 #include "probes/recorder.h"
@@ -47,12 +47,10 @@ class ModelPass final : private Sink {
   void record(const Record& record) override;
   void end() override {}
   void check_probe() const;
-  void copy_shown(const TensorView& to, const TensorView& from);
 
   ReferenceModel& model_;
   Only::Wanted wanted_;
-  int most_threads_;
-  std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
+  SharedCopy copies_;
   Pass pass_;
   // By order of the point and layer.
   std::map<std::pair<int, int>, std::shared_ptr<const void>> there_;

@@ -26,8 +26,6 @@ namespace {
 // Blocks of very few rows may be larger, as these read a large weight, of the head's say, for
 // little.
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
-// The same where the oracle computes on a device, which is slow to begin what is small.
-constexpr int64_t kDeviceBlockBytes = 128 << 20;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
 // Elements of a block that are worth waking threads for, and that are measured before they are
@@ -211,8 +209,9 @@ size_t OpJudge::block_of(const Group& group) const {
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
   };
-  const int64_t bytes = oracle_.on_device() ? kDeviceBlockBytes : kBlockBytes;
-  return std::clamp(kFewRows, rows_in(bytes), rows_in(kMostBlockBytes));
+  // A device is slow to begin what is small, and its oracle says what it has room for.
+  const int64_t bytes = std::max(kBlockBytes, oracle_.block_bytes());
+  return std::clamp(kFewRows, rows_in(bytes), rows_in(std::max(bytes, kMostBlockBytes)));
 }
 
 bool OpJudge::measure_under(RoundingContract contract, const Place& place,

@@ -109,6 +109,9 @@ struct OracleCall {
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
   KeysValues keys_values;            // attention: of the one request that all rows belong to
+  // Instead, of an oracle on a device: as a model's attn.kv has them, [length, 2, kv_heads,
+  // head_dim].
+  HeldRows held_keys_values;
   // false: what only a budget is made of may be missing. Of attention it is, since it takes several
   // times as long as the result.
   bool for_budget = true;
@@ -130,6 +133,9 @@ class Oracle {
   // Whether it computes where the processors do not, so that rows are better measured there
   // (OracleCall::measure) than brought here.
   virtual bool on_device() const { return false; }
+  // Bytes that a block of rows may take there, of about a dozen fp64 numbers an element; 0: it does
+  // not matter.
+  virtual int64_t block_bytes() const { return 0; }
 };
 
 // A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its

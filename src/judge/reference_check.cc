@@ -95,7 +95,10 @@ void ReferenceCheck::check_place(const Place& place, const ModelPass& model) {
         tensor = &kept;
     if (!tensor) return;
     if (input.point->is_cache()) {
-      call.keys_values = split(*tensor, k, v);
+      if (oracle_.on_device()) call.held_keys_values = model.held_rows(input, tensor->rows);
+      const bool is_here = !tensor->data.view().empty();
+      if (!call.held_keys_values.tensor)
+        call.keys_values = split(is_here ? *tensor : model.with_rows(input, tensor->rows), k, v);
     } else {
       brought.push_back(model.with_rows(input, {&row, 1}));
       if (brought.back().data.view().empty()) return;

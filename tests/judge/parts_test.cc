@@ -170,7 +170,8 @@ constexpr int32_t kManyRows = 60000;
 // An oracle that is asked by one thread at a time, and has no answer about one position.
 class OneAtATime final : public FakeOracle {
  public:
-  explicit OneAtATime(int32_t refused) : refused_(refused) {}
+  explicit OneAtATime(int32_t refused, int64_t room = 0) : refused_(refused), room_(room) {}
+  int64_t block_bytes() const override { return room_; }
   Exact evaluate(const OracleCall& call) override {
     EXPECT_EQ(asked_++, 0);
     const auto unknown = [this](const Row& row) { return row.position == refused_; };
@@ -183,6 +184,7 @@ class OneAtATime final : public FakeOracle {
 
  private:
   int32_t refused_;
+  int64_t room_;
   std::atomic<int> asked_ = 0;
 };
 
@@ -197,7 +199,7 @@ TEST_F(PartsTest, BlocksOfRowsAreJudgedWhileTheNextIsAsked) {
   }
   const Exact exact = oracle_.evaluate({.place = embed, .rows = rows, .tokens = tokens});
   const std::vector<double> right(exact.want.begin(), exact.want.end());
-  const auto flags_of = [&](int32_t wrong, int32_t refused) {
+  const auto flags_of = [&](int32_t wrong, int32_t refused, int64_t room = 0, int blocks = 3) {
     std::vector<double> values = right;
     if (wrong >= 0) values[static_cast<size_t>(wrong) * kHidden] += 1;
     Tensor made = rounded_tensor(values, exact.shape, DType::bf16);
@@ -207,11 +209,11 @@ TEST_F(PartsTest, BlocksOfRowsAreJudgedWhileTheNextIsAsked) {
                      .dtype = DType::bf16,
                      .shape = exact.shape,
                      .data = std::move(made)}};
-    OneAtATime oracle(refused);
+    OneAtATime oracle(refused, room);
     JudgeOptions options{.selection = {"embed", "", "", ""}};
     Judge judge(clean().manifest, oracle, nullptr, nullptr, options);
     const size_t flags = judge.judge(pass).size();
-    EXPECT_EQ(oracle.calls, 3);
+    EXPECT_EQ(oracle.calls, blocks);
     return flags;
   };
   EXPECT_EQ(flags_of(-1, -1), 0u);
@@ -219,6 +221,9 @@ TEST_F(PartsTest, BlocksOfRowsAreJudgedWhileTheNextIsAsked) {
     EXPECT_EQ(flags_of(row, -1), 1u);
     EXPECT_THROW(flags_of(-1, row), Error);
   }
+  // An oracle that has room for all rows is asked once, and about no fewer than others are.
+  EXPECT_EQ(flags_of(kManyRows / 2, -1, /*room=*/1 << 30, /*blocks=*/1), 1u);
+  EXPECT_EQ(flags_of(kManyRows / 2, -1, /*room=*/1 << 10, /*blocks=*/3), 1u);
 }
 
 }  // namespace

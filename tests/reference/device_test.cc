@@ -172,6 +172,44 @@ TEST_P(OnDevice, AttentionOverManyKeysIsTheSameInBlocks) {
                "attn.out");
 }
 
+// A prompt's queries, in several blocks of kernels, beside those of the CPU; and the same bits
+// every time, as in a question about some of the rows alone but for the order of sums.
+TEST_P(OnDevice, AttentionOfAPromptIsTheSameEveryTime) {
+  const ModelConfig& c = checkpoint_.config();
+  const int32_t keys = 700, hidden = 37;
+  const Tensor q = random({keys - hidden, c.heads, c.head_dim});
+  const Tensor k = random({keys, c.kv_heads, c.head_dim});
+  const Tensor v = random({keys, c.kv_heads, c.head_dim});
+  std::vector<Row> rows;
+  for (int32_t i = hidden; i < keys; ++i) rows.push_back({0, i});
+  OracleCall call{
+      .place = {&point("attn.out"), 1}, .inputs = {q}, .rows = rows, .keys_values = {k, v}};
+  const auto there = oracle(DType::bf16, 0);
+  const Exact got = there->evaluate(call), again = there->evaluate(call);
+  const Exact want = oracle(DType::bf16, -1)->evaluate(call);
+  const int64_t first = 300, some = 11;
+  call.inputs = {q.view().slice(first, some)};
+  call.rows = std::span(rows).subspan(first, some);
+  const Exact few = there->evaluate(call);
+  for (const auto& [name, numbers] :
+       std::initializer_list<std::pair<const char*, Numbers Exact::*>>{
+           {"want", &Exact::want},
+           {"magnitude", &Exact::magnitude},
+           {"spread", &Exact::spread},
+           {"spread_squares", &Exact::spread_squares},
+           {"weighted_squares", &Exact::weighted_squares},
+           {"score", &Exact::score}}) {
+    EXPECT_TRUE(std::ranges::equal(got.*numbers, again.*numbers)) << name;
+    EXPECT_LE(worst_difference(got.*numbers, want.*numbers), 1e-12) << name;
+    const size_t of_row = (got.*numbers).size() / rows.size();
+    EXPECT_LE(worst_difference(
+                  few.*numbers,
+                  std::span<const double>(got.*numbers).subspan(first * of_row, some * of_row)),
+              1e-12)
+        << name;
+  }
+}
+
 // In fp64 to its last digits; in fp32 as far as its roundings go, which TF32 would be far over.
 TEST_P(OnDevice, ModelIsTheOneOfTheCpu) {
   const auto passes = prefill_and_decode(some_tokens(50, checkpoint_.config().vocab), {5, 9});

@@ -61,7 +61,7 @@ class There final : public ReferenceModel, private Sink {
   void begin(const PassInfo&) override {}
   void record(const Record& record) override {
     TensorView shown = record.tensor;
-    if (!record.point->is_cache()) shown.device = Device::cuda;
+    shown.device = Device::cuda;
     (*to_)(*record.point, record.layer, record.rows, shown);
   }
   void end() override {}
@@ -211,9 +211,10 @@ class MeasuredRows : public testing::TestWithParam<int> {
   std::unique_ptr<Distant> asked_;
 };
 
-void expect_near(double got, double want, const std::string& where) {
+// of: what both are a part of; 0: they are alone.
+void expect_near(double got, double want, const std::string& where, double of = 0) {
   if (got != want) {
-    EXPECT_LE(std::fabs(got - want), 1e-12 * std::fabs(want)) << where << ' ' << want;
+    EXPECT_LE(std::fabs(got - want), 1e-12 * std::max(of, std::fabs(want))) << where << ' ' << want;
   }
 }
 
@@ -362,7 +363,10 @@ void expect_same(const Result& a, const Result& b, const std::string& where) {
     expect_near(p.worst_of_row, q.worst_of_row, at);
     expect_near(p.introduced_rms, q.introduced_rms, at);
     EXPECT_EQ(p.compared, q.compared) << at;
-    expect_near(p.propagated_rms, q.propagated_rms, at);
+    // A part of the whole error. The first op of all that rounds reads what is exact, so that its
+    // part is what fp64 itself makes of two orders of a sum: no digit of that is right, and the
+    // model on a device has another order than the one here.
+    expect_near(p.propagated_rms, q.propagated_rms, at, q.total_rms);
     expect_near(p.total_rms, q.total_rms, at);
   }
 }

@@ -1,0 +1,94 @@
+// One kernel for all rows of an answer on a CUDA device: an element is read once beside what a
+// dtype makes of its exact result, and what each row and each head of it come to is written, by the
+// formulas of src/stats/row_loops.cc. Numbers lie in the device's memory, and the kernel is queued
+// on its default stream, as LibTorch's are.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+// The columns of the tables of rows and of groups in them. A number that counts or names a place is
+// exact in fp64 as well.
+enum OfRow : int {
+  kPower,
+  kLargestGot,
+  kEtaSquares,
+  kInner,
+  kMostBudgets,
+  kWorst,
+  kWorstWant,
+  kWorstGot,
+  kMostDiffering,
+  kWorstDiffering,
+  kDifferingWant,
+  kDifferingGot,
+  kDiffering,
+  kCompared,
+  kNotClose,
+  kPropagated,
+  kTotal,
+  kFloor,
+  kHash,
+  kUnits,
+  kDue,
+  kMay,
+  kPowerByV,
+  kOffset,
+  kCross,
+  kScatter,
+  kOdd,  // elements that are not plain, or not surely within their budgets
+  kRowColumns
+};
+enum OfGroup : int {
+  kGroupUnits,
+  kGroupDue,
+  kGroupMisrounded,
+  kGroupMay,
+  kGroupShared,
+  kGroupSquares,
+  kGroupCross,
+  kGroupMost,
+  kGroupWorst,
+  kGroupWant,
+  kGroupGot,
+  kGroupMostMisrounded,
+  kGroupWorstMisrounded,
+  kGroupWantMisrounded,
+  kGroupGotMisrounded,
+  kGroupColumns
+};
+
+// Nearer to its budget another rounding of the quotient may decide.
+inline constexpr double kSurelyWithin = 1 - 0x1p-40;
+
+// Stored numbers, of fp32 or bf16.
+struct StoredNumbers {
+  const void* values;  // null: there are none
+  bool is_fp32;
+};
+
+struct RowsToWeigh {
+  int64_t rows, width;
+  int64_t groups;  // neighbours of one size, of a row; 0: none are asked for
+  bool is_exact, meets_borders;
+  double least, of_power, largest;  // of the dtype: its least normal number, 2^(1 - precision), max
+  double misrounds;                 // RowsToMeasure::misrounds
+  double close;                     // what not_close of ErrorSums allows, relative
+  // [rows, width] each. limit, variance, shared: of the error before the last rounding; null: none.
+  const double* want;
+  StoredNumbers got;
+  const double *limit, *variance, *shared;
+  const double* exact;  // of the two models; null: nothing is compared
+  StoredNumbers rounded;
+  // Filled in: column after column, of all rows, and of all groups of all rows. Then, but where
+  // rows are of class exact, what each element adds to its column, [rows, width].
+  double *of_rows, *of_groups;
+  float *unit, *due, *budgets, *may_misround;
+  bool* misrounded;
+};
+
+bool has_measure_kernels();  // as has_attention_kernels()
+void weigh_rows(int gpu, const RowsToWeigh& rows);
+
+}  // namespace lockstep
