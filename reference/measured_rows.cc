@@ -43,13 +43,13 @@ at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format) {
 
 // The chance that a result is another number than its exact one rounded where many lie on the
 // border of two (budget.cc, turned).
-at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing,
+at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, const at::Tensor& inner,
                          const at::Tensor& chance) {
   const at::Tensor at = want.abs() / spacing;
   const at::Tensor distance = (at - at.floor() - 0.5).abs();
   const at::Tensor turning = 0.5 * (distance / (chance * std::sqrt(std::numbers::pi))).erfc();
-  const at::Tensor as_it_is =
-      (chance > 0.1) | (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
+  const at::Tensor as_it_is = (chance > 0.1) | (distance * spacing <= kOracleError * inner) |
+                              (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
   return at::where(as_it_is, chance, at::maximum(chance, turning));
 }
 
@@ -304,7 +304,8 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   e.misround = (variance.sqrt() / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
-  if (rows.meets_borders) e.misround = turned_chance(e.want, e.spacing, e.misround).clamp_max(1);
+  if (rows.meets_borders)
+    e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
   return e;
 }
 
@@ -367,11 +368,21 @@ Table table_of_groups(const Beside& e, const InSlices& in, const at::Tensor& ove
                 g_misrounded.of(g_got, 1)});
 }
 
+// StoredRow::rounded.
+at::Tensor rounded_of(const Beside& e, const RowsToMeasure& rows) {
+  const at::Tensor shift = 0x1.8p52 * e.spacing, half = e.spacing / 2;
+  const at::Tensor nearest = ((e.want + shift) - shift).copysign(e.want);
+  if (!rows.meets_borders || rows.is_exact) return nearest;
+  const at::Tensor unseen = kOracleError * (e.limit - half);
+  const at::Tensor to_border = (half - (nearest - e.want).abs()).abs();
+  const at::Tensor beyond = (e.got - e.want).abs() - half;
+  return at::where((to_border <= unseen) & (beyond <= unseen), e.got, nearest);
+}
+
 // Elements, rows and groups are weighed as look_at_row(), weigh_row() and sum_group() do.
 std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure& rows) {
   const double largest = format_of(rows.dtype).max;
-  const at::Tensor shift = 0x1.8p52 * e.spacing, half = e.spacing / 2;
-  const at::Tensor rounded = ((e.want + shift) - shift).copysign(e.want);
+  const at::Tensor half = e.spacing / 2, room = e.limit - half, rounded = rounded_of(e, rows);
   const at::Tensor eta = e.got - e.want, size = eta.abs(), budgets = size / e.limit;
   const at::Tensor over_v = e.variance.reciprocal();
   // Written so that NaN is not plain.
@@ -383,7 +394,6 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   if (rows.is_exact) differs = differs | (at::signbit(e.got) != at::signbit(rounded));
   if (!(rows.is_exact ? plain & ~differs : plain).all().item<bool>()) return nullptr;
   // Each sum and maximum of a row is one pass over all rows.
-  const at::Tensor room = e.limit - half;
   const at::Tensor inner = ((size - half) / room).masked_fill(room <= 0, 0).clamp_min(0);
   const Largest worst(budgets, 1), misrounded(only(differs, budgets), 1);
   std::vector<at::Tensor> of_rows = {totals(e.want.square()),
