@@ -325,7 +325,8 @@ TEST_P(MeasuredRows, ComeToTheSameOnBorders) {
   int64_t on_borders = 0, elements = 0;
   passes([&](const OracleCall& asked, const TensorView& like) {
     if (asked.place.point->op != OpKind::attention) return;
-    const Tensor zeros(asked.inputs.at(0).shape, DType::bf16);
+    const Tensor zeros =
+        rounded(std::vector<double>(values_of(asked.inputs.at(0)).size()), asked.inputs.at(0));
     OracleCall call = asked;
     call.inputs.at(0) = zeros;
     const Exact exact = oracle_->evaluate(call);
@@ -340,7 +341,7 @@ TEST_P(MeasuredRows, ComeToTheSameOnBorders) {
     EXPECT_EQ(measure.different, 0);
     elements += measure.elements;
   });
-  EXPECT_GT(on_borders, 1000) << elements;
+  EXPECT_GT(on_borders, 500) << "of " << elements;
 }
 
 // Spoils some elements of a row by row number, element and what stood there.
