@@ -6,6 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "reference/measure_kernels.h"
+#include "src/stats/roundoff.h"
 #include "src/stats/row_loops.h"
 
 namespace lockstep {
@@ -28,9 +29,10 @@ __device__ double spacing_around(const RowsToWeigh& rows, double x) {
 }
 
 // turned_chance() of reference/rounded_rows.h, of one element.
-__device__ double turned_chance(double want, double spacing, double chance) {
+__device__ double turned_chance(double want, double spacing, double inner, double chance) {
   if (chance > 0.1 || chance <= 0) return chance;
   const double at = fabs(want) / spacing, distance = fabs(at - floor(at) - 0.5);
+  if (distance * spacing <= kOracleError * inner) return chance;
   if (chance > 1e-15 && distance > 11 * chance) return chance;
   return fmax(chance, 0.5 * erfc(distance / (chance * 1.7724538509055160273)));
 }
@@ -48,10 +50,15 @@ struct Beside {
     limit = spacing_around(rows, fabs(want) + own) / 2 + own;
     over_v = 1 / (spacing * spacing / 12 + variance);
     may_misround = fmin(fmin(sqrt(variance) / spacing, rows.misrounds), 1.0);
-    if (rows.meets_borders) may_misround = fmin(turned_chance(want, spacing, may_misround), 1.0);
-    const double shift = 0x1.8p52 * spacing;
+    const double shift = 0x1.8p52 * spacing, half = spacing / 2, room = limit - half;
     rounded = copysign((want + shift) - shift, want);
     eta = got - want, budgets = fabs(eta) / limit;
+    if (rows.meets_borders) {
+      may_misround = fmin(turned_chance(want, spacing, room, may_misround), 1.0);
+      const double unseen = kOracleError * room;
+      const bool is_on_border = fabs(half - fabs(rounded - want)) <= unseen;
+      if (!rows.is_exact && is_on_border && fabs(eta) - half <= unseen) rounded = got;
+    }
     differs = got != rounded || (rows.is_exact && signbit(got) != signbit(rounded));
     // Written so that NaN is not plain.
     is_plain = fabs(want) < rows.largest && fabs(rounded) <= rows.largest &&

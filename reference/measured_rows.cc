@@ -241,7 +241,8 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   e.misround = (variance.sqrt() / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
-  if (rows.meets_borders) e.misround = turned_chance(e.want, e.spacing, e.misround).clamp_max(1);
+  if (rows.meets_borders)
+    e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
   return e;
 }
 
@@ -298,11 +299,21 @@ int64_t groups_of(const RowsToMeasure& rows, const at::Tensor& shared) {
   return rows.got.shape.rank() == 3 ? rows.got.shape[1] : shared.defined() ? 1 : 0;
 }
 
+// StoredRow::rounded.
+at::Tensor rounded_of(const Beside& e, const RowsToMeasure& rows) {
+  const at::Tensor shift = 0x1.8p52 * e.spacing, half = e.spacing / 2;
+  const at::Tensor nearest = ((e.want + shift) - shift).copysign(e.want);
+  if (!rows.meets_borders || rows.is_exact) return nearest;
+  const at::Tensor unseen = kOracleError * (e.limit - half);
+  const at::Tensor to_border = (half - (nearest - e.want).abs()).abs();
+  const at::Tensor beyond = (e.got - e.want).abs() - half;
+  return at::where((to_border <= unseen) & (beyond <= unseen), e.got, nearest);
+}
+
 // Elements, rows and groups are weighed as look_at_row(), weigh_row() and sum_group() do.
 std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure& rows) {
   const double largest = format_of(rows.dtype).max;
-  const at::Tensor shift = 0x1.8p52 * e.spacing, half = e.spacing / 2;
-  const at::Tensor rounded = ((e.want + shift) - shift).copysign(e.want);
+  const at::Tensor half = e.spacing / 2, room = e.limit - half, rounded = rounded_of(e, rows);
   const at::Tensor eta = e.got - e.want, size = eta.abs(), budgets = size / e.limit;
   const at::Tensor over_v = e.variance.reciprocal();
   // Written so that NaN is not plain.
@@ -314,7 +325,6 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   if (rows.is_exact) differs = differs | (at::signbit(e.got) != at::signbit(rounded));
   if (!(rows.is_exact ? plain & ~differs : plain).all().item<bool>()) return nullptr;
   // Each sum and maximum of a row is one pass over all rows.
-  const at::Tensor room = e.limit - half;
   const at::Tensor inner = ((size - half) / room).masked_fill(room <= 0, 0).clamp_min(0);
   const Largest worst(budgets, 1), misrounded(only(differs, budgets), 1);
   std::vector<at::Tensor> of_rows = {totals(e.want.square()),

@@ -11,6 +11,7 @@
 #include <numbers>
 #include <vector>
 
+#include "src/stats/roundoff.h"
 #include "src/stats/row_loops.h"
 
 namespace lockstep {
@@ -22,13 +23,13 @@ at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format) {
          std::ldexp(1.0, 1 - format.precision);
 }
 
-at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing,
+at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, const at::Tensor& inner,
                          const at::Tensor& chance) {
   const at::Tensor at = want.abs() / spacing;
   const at::Tensor distance = (at - at.floor() - 0.5).abs();
   const at::Tensor turning = 0.5 * (distance / (chance * std::sqrt(std::numbers::pi))).erfc();
-  const at::Tensor as_it_is =
-      (chance > 0.1) | (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
+  const at::Tensor as_it_is = (chance > 0.1) | (distance * spacing <= kOracleError * inner) |
+                              (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
   return at::where(as_it_is, chance, at::maximum(chance, turning));
 }
 

@@ -50,6 +50,7 @@ class Filler {
       : op_(op), exact_(exact), dtype_(dtype), elements_(elements) {
     budget_.gain = op.gain(exact);
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
+    budget_.meets_borders = op.meets_borders && exact.steps.empty();
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
@@ -82,19 +83,23 @@ class Filler {
   void put_all() {
     const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
     add_rounding(want, dtype_, budget_.misrounds, budget_);
-    if (!op_.meets_borders) return;
+    if (!budget_.meets_borders) return;
     for (size_t i = 0; i < want.size(); ++i)
-      budget_.misround[i] = std::min(1.0, turned(want[i], budget_.misround[i]));
+      budget_.misround[i] = std::min(1.0, turned(want[i], budget_.limit[i], budget_.misround[i]));
   }
 
   // The chance of another number by the error before the last rounding, from that of a number that
   // lies anywhere. What lies near a border is turned more often than that; what lies far from it is
   // held to no less: how errors spread is not known.
-  double turned(double want, double chance) const {
+  // Where the oracle cannot tell on which side of it a result lies both neighbours are that result
+  // rounded, and to be neither takes as much as anywhere.
+  double turned(double want, double limit, double chance) const {
     if (chance > kOneBorder) return chance;
     // Most lie so far from a border that the error function has nothing left there.
-    const double at = std::fabs(want) / ulp(want, dtype_);
-    if (chance > 1e-15 && std::fabs(at - std::floor(at) - 0.5) > 11 * chance) return chance;
+    const double spacing = ulp(want, dtype_), at = std::fabs(want) / spacing;
+    const double distance = std::fabs(at - std::floor(at) - 0.5);
+    if (chance > 1e-15 && distance > 11 * chance) return chance;
+    if (on_border(distance * spacing, limit - spacing / 2)) return chance;
     return std::max(chance, turning_chance(want, chance, dtype_));
   }
 
@@ -133,7 +138,7 @@ class Filler {
     // lies.
     double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
     // After a rounding on the way results lie anywhere, or a product is exact.
-    if (op_.meets_borders && exact_.steps.empty()) inside = turned(exact_.want[i], inside);
+    if (budget_.meets_borders) inside = turned(exact_.want[i], budget_.limit[at], inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
   }
 

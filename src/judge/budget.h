@@ -43,6 +43,9 @@ struct Budget {
   std::vector<double> misround;
   double gain = 0;       // relative error that all elements may have in common
   double misrounds = 1;  // the most of `misround`, roundings on the way left out
+  // JudgedOp::meets_borders, of a result that nothing rounds on the way: of those that lie on a
+  // border both neighbours are right.
+  bool meets_borders = false;
 };
 
 // The budget of a result in `dtype` of a kernel that rounds as Exact::contract says. Formulas after

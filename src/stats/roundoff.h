@@ -42,6 +42,18 @@ inline NearTie near_tie(double z, double most, double usual, DType dtype) {
   return {step, chance};
 }
 
+// The most that an oracle, which is of fp64, is off, as a share of what a kernel of fp32 may be at
+// most. Unit roundoffs differ by 2^-29; the rest is room for another order of the same sums.
+inline constexpr double kOracleError = 0x1p-26;
+
+// Whether an exact result lies on the border of two stored numbers as far as its oracle can tell: a
+// mean of three of them, which fp64 has a little beside it. `distance` is that from the border,
+// `inner` what a kernel may be off before it rounds. Both neighbours are then the exact result
+// rounded: a kernel that has 1/3 in fp32, a little too large, takes the outer one each time.
+[[gnu::always_inline]] inline bool on_border(double distance, double inner) {
+  return distance <= kOracleError * inner;
+}
+
 // The chance that a kernel's error before the rounding of z turns it the other way, `chance` being
 // that of numbers which lie anywhere: an error of standard deviation s makes it s / ulp at most.
 // Exact results need not lie anywhere. A product of two numbers of 8 bits times a scale near a

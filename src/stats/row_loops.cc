@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "kernels/base/widest.h"
+#include "src/stats/roundoff.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -114,7 +115,7 @@ RowSums look_at_row(const RowNumbers& row, DType dtype, bool exact, StoredRow& s
   const double* variance = row.variance.data();
   double *rounded = stored.rounded.data(), *spacing = stored.spacing.data();
   double *budgets = stored.budgets.data(), *inverse = stored.inverse.data();
-  const double sign_counts = exact ? 1 : 0;
+  const double sign_counts = exact ? 1 : 0, borders_count = row.meets_borders && !exact ? 1 : 0;
   Lanes<kRowAmounts> lanes;
   for (size_t lane = 0; lane < kLanes; ++lane) lanes.sums[kWorstDiffering][lane] = -1;
   on_widest_vectors([&]() __attribute__((always_inline)) {
@@ -124,9 +125,12 @@ RowSums look_at_row(const RowNumbers& row, DType dtype, bool exact, StoredRow& s
             __attribute__((always_inline)) {
               const double w = want[i], g = got[i], b = limit[i], v = variance[i];
               const double s = larger(power_of_two_of(w), least) * of_power, shift = 0x1.8p52 * s;
-              const double r = std::copysign((w + shift) - shift, w);
+              const double nearest = std::copysign((w + shift) - shift, w);
               const double eta = g - w, size = std::fabs(eta), half = s / 2, of_budget = size / b;
               const double room = b - half, beyond = (size - half) / room;
+              const double to_border = std::fabs(half - std::fabs(nearest - w));
+              const bool either = on_border(to_border, room) & on_border(size - half, room);
+              const double r = either & (borders_count > 0) ? g : nearest;
               const bool signs = std::copysign(1.0, g) != std::copysign(1.0, r);
               const bool differs = (g != r) | (signs & (sign_counts > 0));
               rounded[i] = r, spacing[i] = s, budgets[i] = of_budget;

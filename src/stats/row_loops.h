@@ -54,6 +54,8 @@ struct WeighedRow {
 
 // The elements of a row beside what the dtype makes of the exact results.
 struct StoredRow {
+  // Where an exact result lies on the border of two numbers (on_border), `rounded` is the one that
+  // was stored; where neither was, the nearer one.
   std::vector<double> rounded, spacing, budgets;
   std::vector<double> inverse;  // 1 / V; 0 where V is not a positive number
 };

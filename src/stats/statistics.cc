@@ -12,6 +12,7 @@
 
 #include "kernels/base/dtype.h"
 #include "src/stats/mutant.h"
+#include "src/stats/roundoff.h"
 
 namespace lockstep {
 namespace {
@@ -90,12 +91,21 @@ Meter::Stored Meter::stored(int64_t position, int64_t offset, const RowNumbers& 
   double want = row.want[i];
   if (is_mutant(Mutant::exact_one_ulp_off)) want += ulp(want, options_.dtype);
   const Element element{position, offset, want, got, in_budgets(got - want, row.limit[i])};
-  const double rounded = round_to(want, options_.dtype);
+  double rounded = round_to(want, options_.dtype);
+  if (is_either(element, rounded, row)) rounded = got;
   // NaN of any payload is the same; of an exact op the sign of a zero counts.
   bool different = got != rounded && !(std::isnan(got) && std::isnan(rounded));
   if (options_.node_class == NodeClass::exact)
     different = different || std::signbit(got) != std::signbit(rounded);
   return {element, rounded, ulp(want, options_.dtype), different};
+}
+
+bool Meter::is_either(const Element& e, double rounded, const RowNumbers& row) const {
+  if (options_.node_class == NodeClass::exact || !row.meets_borders) return false;
+  const double half = ulp(e.want, options_.dtype) / 2, inner = row.limit[e.offset] - half;
+  if (std::isinf(inner)) return false;  // such a budget tells nothing of errors
+  return on_border(std::fabs(half - std::fabs(rounded - e.want)), inner) &&
+         on_border(std::fabs(e.got - e.want) - half, inner);
 }
 
 Measure::NonFinite Meter::kind_of(const Stored& stored, double limit) const {

@@ -80,6 +80,7 @@ struct RowNumbers {
   double gain = 0;
   // The part of V that comes by the inputs of the op, as these were not seen. Empty: none.
   std::span<const double> carried = {};
+  bool meets_borders = false;
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure
@@ -150,6 +151,8 @@ class Meter {
   static std::optional<Element> beside_row(const std::optional<Element>& e, double size);
   static void take(const RowSums& sums, int64_t elements, Measure& measure);
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
+  // Whether both neighbours of the exact result are it rounded, and got is one of them.
+  bool is_either(const Element& element, double rounded, const RowNumbers& row) const;
   // How a non-finite element came about; none: its numbers count.
   Measure::NonFinite kind_of(const Stored& stored, double limit) const;
   Measure::NonFinite kind_of_infinite(const Element& element) const;

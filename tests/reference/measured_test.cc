@@ -257,63 +257,92 @@ void expect_same(const Measure& a, const Measure& b, const std::string& where) {
 }
 
 // Each op's rows by the judge's own loops and by the reference, as nodes and as pools; the last
-// ones twice, which both must take for the same rows.
+// ones twice, which both must take for the same rows. The judge's own are returned.
+Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const TensorView& got) {
+  const Point& p = *asked.place.point;
+  const std::string where = std::string(p.name) + ' ' + std::to_string(asked.place.layer);
+  const bool is_exact = p.node_class == NodeClass::exact;
+  const Exact here = oracle.evaluate(asked);
+  OracleCall call = asked;
+  call.measure = {.got = got,
+                  .dtype = DType::bf16,
+                  .is_exact = is_exact,
+                  .misrounds = misrounds_of(p.op, here.contract, DType::bf16),
+                  .meets_borders = judged_op(p.op).meets_borders};
+  const Exact there = oracle.evaluate(call);
+  if (p.op == OpKind::angles) return {};
+  EXPECT_TRUE(there.measured) << where;
+  if (!there.measured) return {};
+  EXPECT_TRUE(std::ranges::equal(here.want, there.want)) << where;
+  EXPECT_EQ(gain_of(p.op, here), gain_of(p.op, there)) << where;
+
+  const Meter::Options options{.node_class = p.node_class,
+                               .row_shape = Shape(got.shape.extents().subspan(1)),
+                               .page_size = 16,
+                               .may_lose_weights = judged_op(p.op).may_lose_weights};
+  const size_t rows = asked.rows.size(), size = static_cast<size_t>(got.row_size());
+  PlacePool pool, distant_pool;
+  Meter meter(options, 2 * std::ssize(asked.rows), &pool);
+  Meter distant(options, 2 * std::ssize(asked.rows), &distant_pool);
+  const std::vector<double> seen = values_of(got);
+  for (const size_t first : {rows / 3, size_t{0}}) {
+    std::vector<Meter::Row> measured;
+    for (size_t i = first; i < rows; ++i) {
+      const Budget b = budget_of(p.op, here, DType::bf16, {.first = i * size, .count = size});
+      const auto row = [&](std::span<const double> x) { return x.subspan(i * size, size); };
+      const int64_t position = asked.rows[i].position;
+      meter.add(position, {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround,
+                           b.gain, b.carried, b.meets_borders});
+      const DistantRow of_row = there.measured->row(i);
+      // Rows that are measured here are known again by the same hash.
+      if (!is_exact) {
+        EXPECT_EQ(of_row.hash, hash_of_row(row(here.want), row(seen))) << where;
+      }
+      measured.push_back(distant.measure(position, of_row, gain_of(p.op, there)));
+    }
+    distant.add(measured, *there.measured, first);
+  }
+  const Measure measure = meter.finish();
+  expect_same(distant.finish(), measure, where);
+  if (!is_exact)
+    expect_same(distant_pool.statistics(DType::bf16), pool.statistics(DType::bf16), where);
+  return measure;
+}
+
 TEST_P(MeasuredRows, ComeToWhatTheirElementsDo) {
   std::set<OpKind> ops;
   int64_t misrounded = 0;
   passes([&](const OracleCall& asked, const TensorView& got) {
-    const Point& p = *asked.place.point;
-    const std::string where = std::string(p.name) + ' ' + std::to_string(asked.place.layer);
-    const bool is_exact = p.node_class == NodeClass::exact;
-    const Exact here = oracle_->evaluate(asked);
-    OracleCall call = asked;
-    call.measure = {.got = got,
-                    .dtype = DType::bf16,
-                    .is_exact = is_exact,
-                    .misrounds = misrounds_of(p.op, here.contract, DType::bf16),
-                    .meets_borders = judged_op(p.op).meets_borders};
-    const Exact there = oracle_->evaluate(call);
-    if (p.op == OpKind::angles) return;
-    ASSERT_TRUE(there.measured) << where;
-    EXPECT_TRUE(std::ranges::equal(here.want, there.want)) << where;
-    EXPECT_EQ(gain_of(p.op, here), gain_of(p.op, there)) << where;
-    ops.insert(p.op);
-
-    const Meter::Options options{.node_class = p.node_class,
-                                 .row_shape = Shape(got.shape.extents().subspan(1)),
-                                 .page_size = 16,
-                                 .may_lose_weights = judged_op(p.op).may_lose_weights};
-    const size_t rows = asked.rows.size(), size = static_cast<size_t>(got.row_size());
-    PlacePool pool, distant_pool;
-    Meter meter(options, 2 * std::ssize(asked.rows), &pool);
-    Meter distant(options, 2 * std::ssize(asked.rows), &distant_pool);
-    const std::vector<double> seen = values_of(got);
-    for (const size_t first : {rows / 3, size_t{0}}) {
-      std::vector<Meter::Row> measured;
-      for (size_t i = first; i < rows; ++i) {
-        const Budget b = budget_of(p.op, here, DType::bf16, {.first = i * size, .count = size});
-        const auto row = [&](std::span<const double> x) { return x.subspan(i * size, size); };
-        const int64_t position = asked.rows[i].position;
-        meter.add(position,
-                  {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround, b.gain});
-        const DistantRow of_row = there.measured->row(i);
-        // Rows that are measured here are known again by the same hash.
-        if (!is_exact) {
-          EXPECT_EQ(of_row.hash, hash_of_row(row(here.want), row(seen))) << where;
-        }
-        measured.push_back(distant.measure(position, of_row, gain_of(p.op, there)));
-      }
-      distant.add(measured, *there.measured, first);
-    }
-    const Measure measure = meter.finish();
-    misrounded += measure.different;
-    expect_same(distant.finish(), measure, where);
-    if (!is_exact)
-      expect_same(distant_pool.statistics(DType::bf16), pool.statistics(DType::bf16), where);
+    misrounded += expect_measured_alike(*oracle_, asked, got).different;
+    if (asked.place.point->op != OpKind::angles) ops.insert(asked.place.point->op);
   });
   EXPECT_EQ(ops, (std::set{OpKind::gather, OpKind::norm, OpKind::linear, OpKind::rope,
                            OpKind::attention, OpKind::silu_mul, OpKind::add}));
   EXPECT_GT(misrounded, 10);
+}
+
+// Queries of zeros make means of all values so far, of which many lie on the border of two numbers.
+TEST_P(MeasuredRows, ComeToTheSameOnBorders) {
+  int64_t on_borders = 0, elements = 0;
+  passes([&](const OracleCall& asked, const TensorView& like) {
+    if (asked.place.point->op != OpKind::attention) return;
+    const Tensor zeros =
+        rounded(std::vector<double>(values_of(asked.inputs.at(0)).size()), asked.inputs.at(0));
+    OracleCall call = asked;
+    call.inputs.at(0) = zeros;
+    const Exact exact = oracle_->evaluate(call);
+    std::vector<double> outer(exact.want.begin(), exact.want.end());
+    for (double& x : outer) {
+      const double unit = ulp(x, DType::bf16), steps = std::fabs(x) / unit;
+      if (std::fabs(steps - std::floor(steps) - 0.5) > 0x1p-30) continue;
+      x = std::copysign(std::ceil(steps) * unit, x);
+      ++on_borders;
+    }
+    const Measure measure = expect_measured_alike(*oracle_, call, rounded(outer, like));
+    EXPECT_EQ(measure.different, 0);
+    elements += measure.elements;
+  });
+  EXPECT_GT(on_borders, 500) << "of " << elements;
 }
 
 // Spoils some elements of a row by row number, element and what stood there.

@@ -457,6 +457,85 @@ TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {
   EXPECT_EQ(find(meter.finish().statistics, StatisticKind::gain)->value, 0);
 }
 
+// Numbers of one row of an op whose results meet borders, most with room for what fp32 is off by.
+struct OnBorders {
+  std::vector<double> want, got, limit, variance;
+  void add(double exact, double stored, DType dtype) {
+    const double unit = ulp(exact, dtype);
+    want.push_back(exact), got.push_back(stored);
+    limit.push_back(unit / 2 + 0x1p-20 * std::fabs(exact));
+    variance.push_back(unit * unit / 12);
+  }
+  Measure measured(DType dtype, bool meets_borders = true,
+                   NodeClass node_class = NodeClass::reduction) const {
+    Meter meter({.dtype = dtype, .node_class = node_class, .row_shape = {std::ssize(want)}}, 1);
+    meter.add(0, {got, want, limit, variance, {}, kNever, 0x1p-21, {}, meets_borders});
+    return meter.finish();
+  }
+};
+
+// Means of three stored numbers, on the border of two in exact arithmetic, which fp64 has beside
+// it, on the side of the inner one: a kernel whose 1/3 is a little too large stores the outer one.
+TEST(Borders, BothNeighboursAreTheExactResultRounded) {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const bool odd : {false, true}) {
+      OnBorders row;
+      for (int i = 0; i < 3000; ++i) {
+        const double inner = (1 + (i % 128) * 0x1p-7) * (i % 2 == 0 ? 1 : -1);
+        const double unit = std::copysign(ulp(inner, dtype), inner);
+        row.add((inner + unit / 2) * (1 - 0x1p-53), inner + unit, dtype);
+      }
+      // Beside an element that is no number each is looked at by itself.
+      if (odd) row.want[7] = kNan;
+      const Measure measure = row.measured(dtype);
+      EXPECT_EQ(measure.different, odd ? 1 : 0);
+      EXPECT_EQ(measure.excluded, odd ? 1 : 0);
+      EXPECT_EQ(find(measure.statistics, StatisticKind::misrounds)->value, 0);
+      EXPECT_EQ(find(measure.statistics, StatisticKind::gain)->value, 0);
+      // Of an op whose results lie anywhere each is a misround.
+      const Measure anywhere = row.measured(dtype, false);
+      EXPECT_EQ(anywhere.different, 3000);
+      EXPECT_FALSE(find(anywhere.statistics, StatisticKind::gain)->passes(1));
+    }
+}
+
+TEST(Borders, NoOtherNumberIsTheExactResultRounded) {
+  constexpr DType kDType = DType::bf16;
+  constexpr double kUnit = 0x1p-7, kBorder = 1 + kUnit / 2;
+  const auto different = [](double want, double got, NodeClass of = NodeClass::reduction) {
+    int64_t count = 0;
+    for (const bool odd : {false, true}) {
+      OnBorders row;
+      row.add(want, got, kDType);
+      row.add(odd ? kInf : 1, odd ? kInf : 1, kDType);
+      count += row.measured(kDType, true, of).different;
+    }
+    EXPECT_NE(count, 1) << "one row, measured in two ways";
+    return count;
+  };
+  EXPECT_EQ(different(kBorder, 1), 0);
+  EXPECT_EQ(different(kBorder, 1 + kUnit), 0);
+  EXPECT_EQ(different(kBorder, 1 + 2 * kUnit), 2);
+  EXPECT_EQ(different(kBorder, 1 - kUnit / 2), 2);
+  // What fp64 tells from the border is rounded one way.
+  EXPECT_EQ(different(kBorder - 0x1p-40, 1 + kUnit), 2);
+  EXPECT_EQ(different(kBorder + 0x1p-40, 1), 2);
+  // Half a spacing under a power of two is a number, and the power another.
+  EXPECT_EQ(different(1, 1 - kUnit / 2), 2);
+  EXPECT_EQ(different(2 - kUnit / 2, 2), 0);
+  // An exact op has one right result: fp64 has it without an error.
+  EXPECT_EQ(different(kBorder, 1, NodeClass::exact), 0);
+  EXPECT_EQ(different(kBorder, 1 + kUnit, NodeClass::exact), 2);
+  // A budget that is no number says nothing of how far the oracle sees.
+  OnBorders row;
+  row.add(kBorder, 1 + kUnit, kDType);
+  row.limit[0] = kInf;
+  EXPECT_EQ(row.measured(kDType).different, 1);
+  // The border of the largest number is that of Inf.
+  const double largest = format_of(kDType).max;
+  EXPECT_EQ(different(largest - ulp(largest, kDType) / 2, largest), 0);
+}
+
 TEST(Repeated, RowsAreOneObservation) {
   const Moments once = pooled(DType::bf16, 1, 0, 0.02, true);
   const Moments often = pooled(DType::bf16, 500, 0, 0.02, true);
@@ -566,8 +645,14 @@ class TwoWays : public testing::TestWithParam<DType> {
     std::normal_distribution<double> normal;
     for (size_t i = 0; i < kWidth; ++i) {
       const double x = normal(random_), unit = ulp(x, GetParam());
-      n.want.push_back(x);
-      n.got.push_back(round_to(x + 0.4 * unit * normal(random_), GetParam()));
+      // Some lie on the border of two numbers, but for what fp64 is off by, and are rounded away
+      // from 0.
+      const bool on_border = i % 7 == 3;
+      const double below = std::copysign(std::floor(std::fabs(x) / unit) * unit, x);
+      const double border = below + std::copysign(unit / 2, x);
+      n.want.push_back(on_border ? border * (1 - 0x1p-53) : x);
+      n.got.push_back(on_border ? below + std::copysign(unit, x)
+                                : round_to(x + 0.4 * unit * normal(random_), GetParam()));
       n.limit.push_back(0.9 * unit);
       n.variance.push_back(unit * unit * (0.1 + 0.1 * std::fabs(normal(random_))));
       n.shared.push_back(0.3 * n.variance.back());
@@ -579,7 +664,7 @@ class TwoWays : public testing::TestWithParam<DType> {
     return n;
   }
   Measure measured(bool odd, NodeClass node_class, bool shares, bool carries, bool alike,
-                   PlacePool* pool) {
+                   PlacePool* pool, bool meets_borders = false) {
     random_.seed(3);
     Meter meter({.dtype = GetParam(),
                  .node_class = node_class,
@@ -592,7 +677,7 @@ class TwoWays : public testing::TestWithParam<DType> {
       const std::span<const double> none;
       meter.add(static_cast<int64_t>(i),
                 {n.got, n.want, n.limit, n.variance, shares ? std::span(n.shared) : none,
-                 n.misround, 1e-3, carries ? std::span(n.carried) : none});
+                 n.misround, 1e-3, carries ? std::span(n.carried) : none, meets_borders});
     }
     return meter.finish();
   }
@@ -612,12 +697,16 @@ class TwoWays : public testing::TestWithParam<DType> {
 };
 
 TEST_P(TwoWays, ComeToTheSame) {
-  for (const int shape : {0, 1, 2, 3, 7}) {
+  int64_t different[2] = {};
+  for (const int shape : {0, 1, 2, 3, 7, 8, 11}) {
     const bool shares = (shape & 1) != 0, carries = (shape & 2) != 0, alike = (shape & 4) != 0;
+    const bool borders = (shape & 8) != 0;
     PlacePool plain_pool, odd_pool;
     const Measure plain =
-        measured(false, NodeClass::elementwise, shares, carries, alike, &plain_pool);
-    const Measure odd = measured(true, NodeClass::elementwise, shares, carries, alike, &odd_pool);
+        measured(false, NodeClass::elementwise, shares, carries, alike, &plain_pool, borders);
+    const Measure odd =
+        measured(true, NodeClass::elementwise, shares, carries, alike, &odd_pool, borders);
+    different[borders ? 1 : 0] = plain.different;
     EXPECT_EQ(odd.excluded, kRows);
     EXPECT_EQ(plain.excluded, 0);
     expect_same(plain.statistics, odd.statistics);
@@ -643,6 +732,7 @@ TEST_P(TwoWays, ComeToTheSame) {
       EXPECT_EQ(plain.wrong[i].elements, odd.wrong[i].elements);
     }
   }
+  EXPECT_EQ(different[0] - different[1], 17 * static_cast<int64_t>(kRows)) << "on borders";
 }
 
 TEST_P(TwoWays, OfBitsToo) {
