@@ -24,6 +24,9 @@ namespace {
 using Values = GridCase::Values;
 
 constexpr int64_t kTable = 16411;  // a prime, so that rows of no width are equal
+// Tensors take turns in how much of the table they repeat, primes all, so that elements of two
+// inputs meet anew all along: one pair that lies by a border of rounding is counted once.
+constexpr std::array<int64_t, 4> kPeriods = {kTable, 16381, 16369, 16363};
 
 // The most that the normal numbers of a table may be scaled by where fp16 holds them all. 3.5 x
 // 18000 is below fp16's largest number, 65504.
@@ -91,14 +94,15 @@ class CaseMaker {
   const OpPlaces& places_;
   DType dtype_;
   int64_t next_ = 0;                                // number of the table
+  size_t fills_ = 0;                                // tensors that were filled
   std::map<int32_t, std::vector<int32_t>> tables_;  // of pages, by request
 };
 
 // The next numbers of the table. Numbers are rounded to the tensor's dtype as they are stored.
-// Beyond one table's length they repeat.
+// Beyond a period they repeat.
 void CaseMaker::fill(const TensorView& out, double scale, double base) {
   static const std::vector<double> normal = normal_numbers();
-  const Tensor table({std::min(kTable, out.count())}, out.dtype);
+  const Tensor table({std::min(kPeriods[fills_++ % kPeriods.size()], out.count())}, out.dtype);
   for (int64_t i = 0; i < table.view().count(); ++i)
     store(table, i, base + scale * normal[static_cast<size_t>((next_ + i) % kTable)]);
   const int64_t bytes = table.view().bytes();

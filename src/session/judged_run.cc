@@ -27,6 +27,7 @@
 #include "src/session/ranks_apart.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_capture.h"
+#include "src/session/user_op_calls.h"
 
 namespace lockstep {
 namespace {
@@ -391,6 +392,8 @@ Result judge_run(const JudgedRun& run) {
   add_end(run, engine, auditor, stopped ? total : 0, result);
   if (budget) result.error_budget = share_out(run, reference, *budget);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
+  if (run.user_op_calls) run.user_op_calls->put_into(result);
+  if (writer && run.user_op_calls) writer->note("user_ops", run.user_op_calls->called());
   if (writer && run.ranks) writer->note(std::string(kRanksApart), text_of(run.ranks->apart()));
   if (writer) writer->finish(requests);
   return result;

@@ -31,6 +31,7 @@
 namespace lockstep {
 
 class Ranked;
+class UserOpCalls;
 
 // The main job: serve requests with the engine, judge every pass as it goes, keep what was seen.
 // Everything by reference or pointer is borrowed for judge_run(); the run itself is copied by those
@@ -43,6 +44,7 @@ struct JudgedRun {
   std::optional<InterpreterOptions> step = {};
   Ranked* ranks = nullptr;      // borrowed: rank 0 of a model over ranks; null: it is over none
   std::optional<Ops> ops = {};  // nothing: those of the engine's device
+  const UserOpCalls* user_op_calls = nullptr;  // borrowed: of a user's among them; null: none is
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;

@@ -53,6 +53,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       .step = session.step,
       .ranks = ranked ? &*ranked : nullptr,
       .ops = session.ops,
+      .user_op_calls = session.user_op_calls.get(),
       .requests = session.requests,
       .faults = faults,
       .judge = judge,
@@ -81,7 +82,9 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
         "--modes tp compares a model over ranks with one over none: add --tp 2");
   run.provenance = provenance;
   run.progress = [&](std::string_view mode) { progress.show(fmt::format("serving: {}", mode)); };
-  return run_modes(run);
+  Result result = run_modes(run);
+  if (session.user_op_calls) session.user_op_calls->put_into(result);
+  return result;
 }
 
 }  // namespace
@@ -128,15 +131,18 @@ Determinism run_determinism(const RunOptions& options,
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
   const Session session = open_session(options.model);
   Progress progress(options.report.detail);
-  return run_determinism({.checkpoint = session.checkpoint,
-                          .engine = session.engine,
-                          .requests = session.requests,
-                          .faults = faults,
-                          .repeats = options.determinism,
-                          .ops = session.ops,
-                          .can_graph = session.engine.graph && faults.empty(),
-                          .provenance = provenance_of(session, command_line),
-                          .progress = [&](const std::string& line) { progress.show(line); }});
+  Determinism result =
+      run_determinism({.checkpoint = session.checkpoint,
+                       .engine = session.engine,
+                       .requests = session.requests,
+                       .faults = faults,
+                       .repeats = options.determinism,
+                       .ops = session.ops,
+                       .can_graph = session.engine.graph && faults.empty(),
+                       .provenance = provenance_of(session, command_line),
+                       .progress = [&](const std::string& line) { progress.show(line); }});
+  if (session.user_op_calls) session.user_op_calls->put_into(result);
+  return result;
 }
 
 }  // namespace lockstep

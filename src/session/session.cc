@@ -1,6 +1,5 @@
 #include "src/session/session.h"
 
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -44,10 +43,9 @@ Session open_model(const ModelOptions& options) {
   if (!options.ops.empty()) {
     ReplacedOps replaced = replace_ops(session.ops, options.ops, session.engine.device);
     session.ops = std::move(replaced.ops);
-    // Who reads which ops are the user's must not take those within a layer for tried.
-    const bool covers = replaced.names.size() > 1 && session.ops.fused.decoder_layer;
-    session.user_ops = fmt::format("{} of {}{}", fmt::join(replaced.names, ", "), options.ops,
-                                   covers ? " (within layers decoder_layer alone)" : "");
+    session.user_op_calls = std::make_shared<UserOpCalls>(options.ops, replaced.names);
+    session.user_op_calls->count(session.ops);
+    session.user_ops = session.user_op_calls->text();
     session.user_ops_file = options.ops;
     replaced_names = replaced.names;
   }

@@ -10,6 +10,7 @@
 #include "src/model/timeline.h"
 #include "src/schedule/schedule.h"
 #include "src/session/options.h"
+#include "src/session/user_op_calls.h"
 #include "src/weights/tokenizer.h"
 
 namespace lockstep {
@@ -24,10 +25,11 @@ struct Session {
   Ops ops;               // of the engine's device, with the user's in their places
   std::string user_ops;  // "rms_norm, rope of ./mine.so"; "": there are none
   std::string user_ops_file;
-  std::shared_ptr<const Schedule> schedule;  // by which passes are computed; null: by none
-  std::optional<InterpreterOptions> step;    // of that schedule
-  std::shared_ptr<Timeline> timeline;        // of the last step; null: not asked for
-  std::vector<std::string> notes;            // on how it was opened, for the result of a run
+  std::shared_ptr<UserOpCalls> user_op_calls;  // of these; null: there are none
+  std::shared_ptr<const Schedule> schedule;    // by which passes are computed; null: by none
+  std::optional<InterpreterOptions> step;      // of that schedule
+  std::shared_ptr<Timeline> timeline;          // of the last step; null: not asked for
+  std::vector<std::string> notes;              // on how it was opened, for the result of a run
 
   // The text of token ids; empty without a tokenizer.
   std::string text_of(const std::vector<int32_t>& tokens) const;

@@ -30,6 +30,35 @@ TEST(UserOps, ThatAreRightComeOutClean) {
   }
 }
 
+// The model has no experts: whatever its choice of them computes, the run knows nothing of it.
+TEST(UserOps, ThatAreNeverCalledAreNotCalledClean) {
+  const std::string trace = temp_path("uncalled.h5");
+  for (const char* more : {"", "--modes threads", "--determinism 2"}) {
+    const Outcome outcome = call_lockstep(run_with("uncalled_ops", more));
+    EXPECT_EQ(outcome.status, 2) << more << outcome.out << outcome.err;
+    EXPECT_NE(outcome.out.find("\ninconclusive: top_k of "), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find(" was never called"), std::string::npos) << outcome.out;
+    EXPECT_EQ(outcome.out.find("ops: add, top_k"), std::string::npos) << outcome.out;
+  }
+  const auto result = nlohmann::json::parse(
+      call_lockstep(run_with("uncalled_ops", "--format json --trace " + trace)).out);
+  const std::string ran = result["provenance"]["user_ops"];
+  EXPECT_TRUE(ran.starts_with("add of ")) << ran;
+  EXPECT_EQ(open_trace(trace)->manifest().provenance.at("user_ops"), ran);
+  std::filesystem::remove(trace);
+}
+
+// A fault that computes an op itself leaves the user's uncalled.
+TEST(UserOps, ThatAFaultReplacesAreNotSaidToHaveRun) {
+  const Outcome outcome = call_lockstep(
+      run_with("host_silu_mul", "--dtype fp32 --fault gate-and-up-swapped --format json"));
+  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  const auto result = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(result["provenance"]["user_ops"], "");
+  EXPECT_NE(outcome.out.find("plugin_host_silu_mul.so was never called"), std::string::npos)
+      << outcome.out;
+}
+
 TEST(UserOps, ThatAreWrongAreNamed) {
   const Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--format json"));
   EXPECT_EQ(outcome.status, 1) << outcome.err;
@@ -83,7 +112,7 @@ TEST(UserOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
       EXPECT_EQ(right.status, 0) << right.out << right.err;
       const auto result = nlohmann::json::parse(right.out);
       const std::string ops = result["provenance"]["user_ops"];
-      EXPECT_NE(ops.find("add, decoder_layer of "), std::string::npos) << ops;
+      EXPECT_NE(ops.find("gather_rows, decoder_layer of "), std::string::npos) << ops;
       EXPECT_TRUE(ops.ends_with(" (within layers decoder_layer alone)")) << ops;
       std::map<std::string, int> judged;  // layers, by point
       for (const auto& place : result["points"])
