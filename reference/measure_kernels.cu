@@ -49,7 +49,9 @@ struct Beside {
     spacing = spacing_around(rows, want);
     limit = spacing_around(rows, fabs(want) + own) / 2 + own;
     over_v = 1 / (spacing * spacing / 12 + variance);
-    may_misround = fmin(fmin(sqrt(variance) / spacing, rows.misrounds), 1.0);
+    // fmax: NaN, as 0 of 0 is, is less than a number.
+    const double deviation = sqrt(variance), smaller = rows.usual * deviation / fabs(want);
+    may_misround = fmin(fmin(deviation / spacing, rows.misrounds * fmax(smaller, 1.0)), 1.0);
     const double shift = 0x1.8p52 * spacing, half = spacing / 2, room = limit - half;
     rounded = copysign((want + shift) - shift, want);
     eta = got - want, budgets = fabs(eta) / limit;

@@ -10,6 +10,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/signbit.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -19,6 +20,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -223,8 +225,7 @@ struct Beside {
   at::Tensor want, got, spacing, limit, variance, misround, shared;
 };
 
-// own: the error before the last rounding, of `limit`, `variance` and `shared`.
-Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside& own) {
+Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const OwnErrors& own) {
   const at::Tensor want = tensor_of(exact.want);
   const std::vector<int64_t> table = {rows.got.rows(), rows.got.row_size()};
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
@@ -238,7 +239,9 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Beside&
   const at::Tensor limit = or_none(own.limit), variance = or_none(own.variance);
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
-  e.misround = (variance.sqrt() / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
+  const at::Tensor deviation = variance.sqrt();
+  const at::Tensor smaller = (own.usual * deviation / e.want.abs()).nan_to_num(1).clamp_min(1);
+  e.misround = at::minimum(deviation / e.spacing, rows.misrounds * smaller).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
   if (rows.meets_borders)
@@ -369,14 +372,16 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 // The tensors that the kernel reads and writes, of some rows.
 struct InKernel {
   at::Tensor want, got, limit, variance, shared, exact, rounded;
+  double usual;
   at::Tensor tables;  // of rows, then of groups
   InSlices in;
 
-  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Beside& own);
+  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const OwnErrors& own);
   RowsToWeigh rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const;
 };
 
-InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Beside& own) {
+InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const OwnErrors& own)
+    : usual(own.usual) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
     return x.defined() ? x.reshape({count, width}).contiguous() : x;
@@ -429,6 +434,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .of_power = std::ldexp(1.0, 1 - format.precision),
           .largest = format.max,
           .misrounds = rows.misrounds,
+          .usual = usual,
           .close = closeness_of(rows.dtype),
           .want = numbers(want),
           .got = stored(got),
@@ -448,7 +454,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
 
 // The same as measured(), by one pass over the elements on a device.
 std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows, const Exact& exact,
-                                                      const Beside& own) {
+                                                      const OwnErrors& own) {
   InKernel kernel(rows, exact, own);
   const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
   const int64_t groups = groups_of(rows, own.shared);
@@ -466,12 +472,12 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows,
 
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
-  Beside own;
-  if (!own_errors(op, exact, own.limit, own.variance, own.shared)) return;
+  const std::optional<OwnErrors> own = own_errors(op, exact);
+  if (!own) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
-                                                 ? measured_by_kernel(rows, exact, own)
-                                                 : measured(with_budgets(rows, exact, own), rows);
+                                                 ? measured_by_kernel(rows, exact, *own)
+                                                 : measured(with_budgets(rows, exact, *own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.
   exact = {.contract = exact.contract,

@@ -20,10 +20,6 @@ namespace {
 
 constexpr double kUnit = kAccumulatorRoundoff;
 
-struct OwnErrors {
-  at::Tensor limit, variance, shared;  // undefined: none
-};
-
 // Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
 at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
   return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
@@ -33,7 +29,7 @@ at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) 
 OwnErrors errors_of_sum(const Exact& e) {
   const auto n = static_cast<double>(e.terms);
   const at::Tensor size = kUnit * tensor_of(e.magnitude);
-  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}};
+  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}, usual_sum(n)};
 }
 
 // Rows of one scale: a head's, of the norms of queries and keys.
@@ -90,7 +86,9 @@ OwnErrors errors_of_attention(const Exact& e) {
       shared + sum, shared};
 }
 
-std::optional<OwnErrors> errors_of(OpKind op, const Exact& e) {
+}  // namespace
+
+std::optional<OwnErrors> own_errors(OpKind op, const Exact& e) {
   if (!e.steps.empty() || !e.ties.empty()) return std::nullopt;
   switch (op) {
     case OpKind::gather:
@@ -110,15 +108,6 @@ std::optional<OwnErrors> errors_of(OpKind op, const Exact& e) {
     default:
       return std::nullopt;
   }
-}
-
-}  // namespace
-
-bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
-                at::Tensor& shared) {
-  const std::optional<OwnErrors> errors = errors_of(op, e);
-  if (errors) limit = errors->limit, variance = errors->variance, shared = errors->shared;
-  return errors.has_value();
 }
 
 }  // namespace lockstep

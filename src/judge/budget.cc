@@ -51,6 +51,7 @@ class Filler {
     budget_.gain = op.gain(exact);
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
+    if (op.is_sum) usual_ = usual_sum(static_cast<double>(exact.terms));
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
@@ -82,7 +83,7 @@ class Filler {
   // Does as put() for all elements, where nothing is rounded on the way, in loops for vectors.
   void put_all() {
     const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
-    add_rounding(want, dtype_, budget_.misrounds, budget_);
+    add_rounding(want, dtype_, budget_.misrounds, usual_, budget_);
     if (!budget_.meets_borders) return;
     for (size_t i = 0; i < want.size(); ++i)
       budget_.misround[i] = std::min(1.0, turned(want[i], budget_.limit[i], budget_.misround[i]));
@@ -136,7 +137,10 @@ class Filler {
     // A misround by the op's own arithmetic is bounded by what was measured of kernels
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
-    double inside = std::min(std::sqrt(inner.variance) / spacing, budget_.misrounds);
+    const double deviation = std::sqrt(inner.variance);
+    const double smaller = usual_ * deviation / std::fabs(exact_.want[i]);
+    const double most = budget_.misrounds * (smaller > 1 ? smaller : 1);
+    double inside = std::min(deviation / spacing, most);
     // After a rounding on the way results lie anywhere, or a product is exact.
     if (budget_.meets_borders) inside = turned(exact_.want[i], budget_.limit[at], inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
@@ -146,6 +150,7 @@ class Filler {
   const Exact& exact_;
   DType dtype_;
   Elements elements_;
+  double usual_ = 0;  // usual_sum(); 0: no sum
   Budget budget_;
 };
 

@@ -34,7 +34,8 @@ struct Spacing {
 
 }  // namespace
 
-void add_rounding(std::span<const double> want, DType dtype, double misrounds, Budget& budget) {
+void add_rounding(std::span<const double> want, DType dtype, double misrounds, double usual,
+                  Budget& budget) {
   const Spacing spacing(dtype);
   const double* const w = want.data();
   double *limit = budget.limit.data(), *variance = budget.variance.data();
@@ -44,8 +45,10 @@ void add_rounding(std::span<const double> want, DType dtype, double misrounds, B
 #pragma omp simd
     for (size_t i = 0; i < count; ++i) {
       const double l = limit[i], v = variance[i], apart = spacing.around(w[i]);
-      const double inside = std::sqrt(v) / apart;
-      const double chance = inside < misrounds ? inside : misrounds;
+      const double deviation = std::sqrt(v), inside = deviation / apart;
+      const double smaller = usual * deviation / std::fabs(w[i]);  // NaN: 0 of 0
+      const double most = misrounds * (smaller > 1 ? smaller : 1);
+      const double chance = inside < most ? inside : most;
       limit[i] = spacing.around(std::fabs(w[i]) + l) / 2 + l;
       variance[i] = apart * apart / 12 + v;
       misround[i] = chance < 1 ? chance : 1;

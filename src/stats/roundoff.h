@@ -24,6 +24,12 @@ inline constexpr double kLeastNormal = 0x1p-126;
 // sign stay below.
 inline double walk_of(double n) { return 0.34 * std::sqrt(n); }
 
+// The least, S / (4 sqrt(n)), of what a sum of n products usually comes to, for each unit of its
+// deviation walk_of(n) u S. Where signs fall by chance its mean square is S^2 / n and more.
+inline double usual_sum(double n) {
+  return 0.25 / (std::sqrt(n) * walk_of(n) * kAccumulatorRoundoff);
+}
+
 // A value that is rounded on the way: `near` is how far it may be from the exact one (in units of
 // the value), and the border between two numbers of the dtype is within that. Kernels that are
 // right then take either.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "kernels/base/check.h"
@@ -30,6 +31,57 @@ TEST(Budget, OfALinearOp) {
   const double walk = 8 * 8 * kU * 3;
   EXPECT_DOUBLE_EQ(b.limit[1], walk + ulp(walk, DType::bf16) / 2);
   EXPECT_GT(b.variance[1], 0);
+}
+
+// The most that a share of misrounds may be is of results of a usual size.
+TEST(Budget, OfASumThatCancelsHasMisroundsAsItsSpacingIsFiner) {
+  constexpr double kUsual = 10.0 / (4 * 64);  // a quarter of S / sqrt(n)
+  const Exact exact{.shape = {1, 4},
+                    .want = {kUsual * 8, kUsual, kUsual / 4, 0},
+                    .terms = 4096,
+                    .magnitude = {10, 10, 10, 0}};
+  const auto of = [&](DType dtype) { return budget_of(OpKind::linear, exact, dtype).misround; };
+  const double deviation = 0.34 * 64 * kU * 10;
+  EXPECT_DOUBLE_EQ(of(DType::bf16)[0], deviation / ulp(kUsual * 8, DType::bf16));
+  EXPECT_LT(of(DType::bf16)[0], 0.02);
+  EXPECT_DOUBLE_EQ(of(DType::bf16)[1], 0.02);
+  EXPECT_DOUBLE_EQ(of(DType::f16)[1], 0.10);
+  EXPECT_DOUBLE_EQ(of(DType::bf16)[2], 4 * 0.02);
+  EXPECT_LT(of(DType::bf16)[2], deviation / ulp(kUsual / 4, DType::bf16));
+  EXPECT_EQ(of(DType::bf16)[3], 0);
+}
+
+// Rows that are nearly alike, as attention's are where it takes means over many keys, have whole
+// columns whose products cancel: here those of the first half of the terms and of the second.
+TEST(Budget, OfAColumnThatCancelsLetsARightSumPass) {
+  constexpr size_t kRows = 512, kTerms = 4096;
+  std::mt19937 generator(5);
+  std::normal_distribution<double> normal;
+  const auto stored = [](double x) { return static_cast<float>(round_to(x, DType::bf16)); };
+  std::vector<float> weights(kTerms);
+  for (size_t k = 0; k < kTerms / 2; ++k) {
+    weights[k] = stored(1 + 0.3 * normal(generator));
+    weights[kTerms / 2 + k] = -weights[k];
+  }
+  std::vector<double> wants, magnitudes;
+  double misrounded = 0;
+  for (size_t row = 0; row < kRows; ++row) {
+    double want = 0, magnitude = 0;
+    float got = 0;  // one product after the other
+    for (size_t k = 0; k < kTerms; ++k) {
+      const float product = stored(1 + 0.05 * normal(generator)) * weights[k];  // exact
+      want += product, magnitude += std::fabs(product), got += product;
+    }
+    wants.push_back(want), magnitudes.push_back(magnitude);
+    misrounded += round_to(want, DType::bf16) != round_to(got, DType::bf16) ? 1 : 0;
+  }
+  const Exact exact{
+      .shape = {kRows, 1}, .want = wants, .terms = kTerms, .magnitude = magnitudes};
+  const Budget b = budget_of(OpKind::linear, exact, DType::bf16);
+  const double may = std::accumulate(b.misround.begin(), b.misround.end(), 0.0) / kRows;
+  EXPECT_GT(misrounded / kRows, share_limit(kRows, 0.02, 1e-12)) << "nothing cancels";
+  EXPECT_LT(misrounded / kRows, share_limit(kRows, may, 1e-12)) << may;
+  EXPECT_LT(may, 0.3) << "anything would pass";
 }
 
 TEST(Budget, OfARowIsThatPartOfTheWhole) {

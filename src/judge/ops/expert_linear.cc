@@ -18,6 +18,7 @@ const JudgedOp kJudgedExpertLinear = {.kind = OpKind::expert_linear,
                                       .is_full = has_magnitude,
                                       .inner = each<inner_of_sum>,
                                       .reach = reach_of_sum,
-                                      .gain = gain_of_sum};
+                                      .gain = gain_of_sum,
+                                      .is_sum = true};
 
 }  // namespace lockstep

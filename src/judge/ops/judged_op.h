@@ -73,6 +73,7 @@ struct JudgedOp {
   double (*gain)(const Exact&) = nullptr;
   // Whether all roundings on the way are steps of Exact. Null: they are.
   bool (*knows_steps)(RoundingContract) = nullptr;
+  bool is_sum = false;         // of Exact::terms products, of which more or less may cancel
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled
   bool one_table = false;      // all heads and layers read the values of its steps in one table

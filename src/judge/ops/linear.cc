@@ -25,6 +25,7 @@ const JudgedOp kJudgedLinear = {.kind = OpKind::linear,
                                 .is_full = has_magnitude,
                                 .inner = each<inner_of_sum>,
                                 .reach = reach_of_sum,
-                                .gain = gain_of_sum};
+                                .gain = gain_of_sum,
+                                .is_sum = true};
 
 }  // namespace lockstep

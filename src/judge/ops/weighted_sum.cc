@@ -15,6 +15,7 @@ const JudgedOp kJudgedWeightedSum = {.kind = OpKind::weighted_sum,
                                      .is_full = has_magnitude,
                                      .inner = each<inner_of_sum>,
                                      .reach = reach_of_sum,
-                                     .gain = gain_of_sum};
+                                     .gain = gain_of_sum,
+                                     .is_sum = true};
 
 }  // namespace lockstep
