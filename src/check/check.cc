@@ -18,6 +18,7 @@
 #include "src/check/compare.h"
 #include "src/report/output.h"
 #include "src/session/seeded_effect.h"
+#include "src/weights/fingerprint.h"
 
 namespace lockstep {
 namespace {
@@ -66,14 +67,12 @@ Baseline read_baseline_for(const std::string& path, const Checkpoint& checkpoint
         "with --update",
         path, what, then, now);
   };
-  const std::string model = checkpoint.fingerprint();
-  if (baseline.model_xxh3 != model)
+  if (!has_fingerprint(checkpoint, baseline.model_xxh3))
     another("model", fmt::format("{}, xxh3 {}", baseline.model, baseline.model_xxh3),
-            fmt::format("{}, xxh3 {}", checkpoint.dir(), model));
-  const std::string weights = baseline.weights_xxh3.empty() ? "" : checkpoint.weights_hash();
-  if (baseline.weights_xxh3 != weights)
+            fmt::format("{}, xxh3 {}", checkpoint.dir(), checkpoint.fingerprint()));
+  if (!baseline.weights_xxh3.empty() && !has_weights_hash(checkpoint, baseline.weights_xxh3))
     another("set of weights", fmt::format("{}, xxh3 {}", baseline.model, baseline.weights_xxh3),
-            fmt::format("{}, xxh3 {}", checkpoint.dir(), weights));
+            fmt::format("{}, xxh3 {}", checkpoint.dir(), checkpoint.weights_hash()));
   if (baseline.dtype != dtype)
     another("dtype", std::string(name_of(baseline.dtype)), std::string(name_of(dtype)));
   const auto asked = std::ranges::count_if(

@@ -45,6 +45,13 @@ void seed_scale(const Seams& seams, const FaultRequest& request, Wrong wrong) {
                  int64_t window) { inner(context, out, q, cache, batch, wrong(scale), window); });
 }
 
+// The attention that the bugs of masks are in.
+void seed_attention_right(const Seams& seams, const FaultRequest& request) {
+  seed_attention(
+      seams, request, [](int64_t key, const Query& q) { return key <= q.position; },
+      mix_by_softmax);
+}
+
 // A comparison with < for <=, the other way round. The key after the last one of the context is no
 // key of the request, and stays hidden.
 void seed_causal_mask_off_by_one(const Seams& seams, const FaultRequest& request) {
@@ -178,13 +185,13 @@ constexpr Fault kAttentionRows[] = {
      {},
      always,
      seed_softmax_scale_missing},
-    {"causal-mask-off-by-one",
-     "attn.out",
-     "a query also sees the key after its own",
-     "a pass with two queries of one request",
-     {},
-     always,
-     seed_causal_mask_off_by_one},
+    held_to(seed_attention_right, {"causal-mask-off-by-one",
+                                   "attn.out",
+                                   "a query also sees the key after its own",
+                                   "a pass with two queries of one request",
+                                   {},
+                                   always,
+                                   seed_causal_mask_off_by_one}),
     {"sliding-window-off-by-one",
      "attn.out",
      "a query sees a key more (size 1) or less (size -1) than its sliding window has",
@@ -199,13 +206,13 @@ constexpr Fault kAttentionRows[] = {
      {},
      always,
      seed_chunk_lengths_of_another_row},
-    {"last-page-tail-unmasked",
-     "attn.out",
-     "the unused slots of a request's last page are attended",
-     "a length that is no multiple of the page size",
-     {},
-     always,
-     seed_last_page_tail_unmasked},
+    held_to(seed_attention_right, {"last-page-tail-unmasked",
+                                   "attn.out",
+                                   "the unused slots of a request's last page are attended",
+                                   "a length that is no multiple of the page size",
+                                   {},
+                                   always,
+                                   seed_last_page_tail_unmasked}),
     {"softmax-scale-of-another-head-dim",
      "attn.out",
      "scores are scaled by another head_dim^-0.5: size times the right one",
@@ -220,13 +227,14 @@ constexpr Fault kAttentionRows[] = {
      {},
      always,
      seed_softmax_scale_twice},
-    {"causal-mask-top-left",
-     "attn.out",
-     "the causal mask counts queries from 0 instead of from the pass's first position",
-     "a decode pass, or a prompt in chunks",
-     {},
-     always,
-     seed_causal_mask_top_left},
+    held_to(seed_attention_right,
+            {"causal-mask-top-left",
+             "attn.out",
+             "the causal mask counts queries from 0 instead of from the pass's first position",
+             "a decode pass, or a prompt in chunks",
+             {},
+             always,
+             seed_causal_mask_top_left}),
     {"v-scale-of-another-head",
      "attn.out",
      "V of the last K/V head is read at so many times its size (the fault's size)",

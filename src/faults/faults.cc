@@ -95,7 +95,8 @@ void seed_fault(const Seams& seams, const FaultRequest& request) {
         fault.name, request.size);
   FaultRequest sized = request;
   if (sized.size == 0) sized.size = fault.sizes[0];
-  fault.seed(seams, sized);
+  if (!request.right) return fault.seed(seams, sized);
+  if (fault.right != nullptr) fault.right(seams, sized);
 }
 
 }  // namespace lockstep

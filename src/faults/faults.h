@@ -31,9 +31,10 @@ namespace lockstep {
 // One fault as a user asks for it.
 struct FaultRequest {
   std::string name;
-  int layer = -1;   // -1: every layer
-  double size = 0;  // of faults that have a size; 0: the fault's own default
-  int rank = -1;    // of a model over ranks; -1: every rank
+  int layer = -1;      // -1: every layer
+  double size = 0;     // of faults that have a size; 0: the fault's own default
+  int rank = -1;       // of a model over ranks; -1: every rank
+  bool right = false;  // not the bug, but what its bits are held to (Fault::right)
 
   // Whether an op that runs now is in the layer to break.
   bool hits(const OpContext& context) const { return layer < 0 || layer == context.layer; }
@@ -74,6 +75,9 @@ struct Fault {
   void (*seed)(const Seams& seams, const FaultRequest& request);
   bool one_layer = true;  // false: a bug of pages or tokens, which no layer has of its own
   Seat seat = Seat::host;
+  // Seeds the kernel that the bug is in, without it. That kernel adds up in another order than the
+  // engine's, which changes bits where the bug does nothing. Null: the bug is in what was there.
+  void (*right)(const Seams& seams, const FaultRequest& request) = nullptr;
 };
 
 // In the order of the tables in catalogue.cc; names are unique.
@@ -88,7 +92,7 @@ FaultRequest parse_fault(std::string_view text);
 std::vector<FaultRequest> parse_faults(const std::vector<std::string>& texts);
 
 // Seeds it. Throws Error when the model or the fault has no such layer, the model has nothing that
-// the fault could break, or the size makes no sense.
+// the fault could break, or the size makes no sense. One that is right may seed nothing.
 void seed_fault(const Seams& seams, const FaultRequest& request);
 
 }  // namespace lockstep

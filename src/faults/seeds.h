@@ -33,6 +33,12 @@ extern const std::span<const Fault> kInstructionFaults;
 inline bool always(const ModelConfig&) { return true; }
 inline bool has_dense(const ModelConfig& c) { return std::ssize(c.experts.layers) < c.layers; }
 
+// A row of those tables whose bug is in a kernel of its own, which `right` seeds without it.
+constexpr Fault held_to(decltype(Fault::right) right, Fault fault) {
+  fault.right = right;
+  return fault;
+}
+
 // Puts `wrong` in the place of an op in the layers of the request: wrong(inner, context, args...)
 // with the op that was there before, which all other layers keep.
 template <typename Signature, typename Wrong>

@@ -73,7 +73,9 @@ void seed_merge(const Seams& seams, const FaultRequest& request, const Merge& ho
           while (end < keys.size() && keys[end].key / length == keys[first].key / length) ++end;
           const Partial partial =
               partial_of(std::span(keys).subspan(first, end - first), first, value);
-          const float weight = how.weight(partial, top);
+          // A split that has all the keys is merged with nothing.
+          const bool alone = first == 0 && end == keys.size();
+          const float weight = alone ? 1 : how.weight(partial, top);
           sum += weight;
           for (size_t d = 0; d < y.size(); ++d) y[d] += weight * how.stored(partial.mean[d]);
         }
@@ -83,6 +85,11 @@ void seed_merge(const Seams& seams, const FaultRequest& request, const Merge& ho
 
 float as_is(float x) { return x; }
 void hide_nothing(const Query&, std::vector<ScoredKey>&) {}
+
+// The attention that the bugs of splits are in.
+void seed_split_right(const Seams& seams, const FaultRequest& request) {
+  seed_merge(seams, request, {causal, right_weight, as_is, hide_nothing});
+}
 
 // Kernels take exponentials to the base 2, which are cheaper, and a merge written for e gets their
 // sums.
@@ -114,34 +121,38 @@ void seed_split_without_keys(const Seams& seams, const FaultRequest& request) {
 }
 
 constexpr Fault kSplitRows[] = {
-    {"split-merge-log2-with-ln",
-     "attn.out",
-     "splits of the keys (size: how long) are merged by e^x of log-sums to the base 2",
-     "a context longer than a split",
-     {16, 4},
-     always,
-     seed_split_merge_log2_with_ln},
-    {"split-merge-max-missing",
-     "attn.out",
-     "splits of the keys (size: how long) are merged without their largest scores",
-     "a context longer than a split",
-     {16, 4},
-     always,
-     seed_split_merge_max_missing},
-    {"split-partials-16-bit",
-     "attn.out",
-     "what splits of the keys make (size: how long) is rounded to bf16 before it is merged",
-     "any run",
-     {16, 4},
-     always,
-     seed_split_partials_16_bit},
-    {"split-without-keys",
-     "attn.out",
-     "a split (size: how long) in which a query sees no key makes -inf minus -inf",
-     "a pass in which a query comes before a split that another one sees",
-     {8, 4},
-     always,
-     seed_split_without_keys},
+    held_to(seed_split_right,
+            {"split-merge-log2-with-ln",
+             "attn.out",
+             "splits of the keys (size: how long) are merged by e^x of log-sums to the base 2",
+             "a context longer than a split",
+             {16, 4},
+             always,
+             seed_split_merge_log2_with_ln}),
+    held_to(seed_split_right,
+            {"split-merge-max-missing",
+             "attn.out",
+             "splits of the keys (size: how long) are merged without their largest scores",
+             "a context longer than a split",
+             {16, 4},
+             always,
+             seed_split_merge_max_missing}),
+    held_to(seed_split_right,
+            {"split-partials-16-bit",
+             "attn.out",
+             "what splits of the keys make (size: how long) is rounded to bf16 before it is merged",
+             "any run",
+             {16, 4},
+             always,
+             seed_split_partials_16_bit}),
+    held_to(seed_split_right,
+            {"split-without-keys",
+             "attn.out",
+             "a split (size: how long) in which a query sees no key makes -inf minus -inf",
+             "a pass in which a query comes before a split that another one sees",
+             {8, 4},
+             always,
+             seed_split_without_keys}),
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "src/session/result_texts.h"
 #include "src/session/run_progress.h"
 #include "src/session/trace_model.h"
+#include "src/weights/fingerprint.h"
 #include "src/weights/tokenizer.h"
 #include "traces/bare_file.h"
 #include "traces/manifest.h"
@@ -87,16 +88,15 @@ OpenedTrace open_to_judge(const std::string& path, const Checkpoint& checkpoint,
   OpenedTrace opened{open_trace(path)};
   const Manifest& manifest = opened.manifest = opened.reader->manifest();
   const auto made_with = manifest.provenance.find("model_xxh3");
-  check(made_with == manifest.provenance.end() || made_with->second == checkpoint.fingerprint(),
+  check(made_with == manifest.provenance.end() || has_fingerprint(checkpoint, made_with->second),
         "{} was made with another model ({}, fingerprint {}) than {} (fingerprint {}): give the "
         "--model it was made with",
         path, manifest.provenance.contains("model") ? manifest.provenance.at("model") : "unnamed",
         made_with->second, checkpoint.dir(), checkpoint.fingerprint());
   const auto weights = manifest.provenance.find("weights_xxh3");
-  check(weights == manifest.provenance.end() || weights->second == checkpoint.weights_hash(),
-        "{} was made with other weights than {} has, of the same config: give the --model it was "
-        "made with",
-        path, checkpoint.dir());
+  check(weights == manifest.provenance.end() || has_weights_hash(checkpoint, weights->second),
+        "{} was made with other weights than {} has{}: give the --model it was made with", path,
+        checkpoint.dir(), made_with == manifest.provenance.end() ? "" : ", of the same config");
   // A fingerprint says more than shapes do.
   if (made_with == manifest.provenance.end()) check_model_of(*opened.reader, path, checkpoint);
   opened.interleaved = naming(path, [&] { return has_interleaved_pairs(manifest, rope_pairs); });

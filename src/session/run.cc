@@ -120,7 +120,7 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
   for (const FaultRequest& fault : parse_faults(options.faults))
     result.notes.push_back(fmt::format(
         "nothing shows the seeded {}, and whether it acted was not asked{}: it needs {}",
-        fault.name,
+        text_of(fault),
         seat ? "" : " (what is wrong alike in every way of serving shows in no --modes)",
         fault_of(fault).needs));
   return result;

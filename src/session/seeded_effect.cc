@@ -11,7 +11,8 @@
 //     diverged, of more    none                    which of them did not act, in a note
 //
 // Bits are compared and no numbers: a bug that acts within rounding acts. What a bug does to page
-// tables alone, so that the same numbers are read from elsewhere, changes none.
+// tables alone, so that the same numbers are read from elsewhere, changes none. A bug in a kernel
+// of its own is held to that kernel got right, as the engine's adds up in another order.
 #include "src/session/seeded_effect.h"
 
 #include <fmt/format.h>
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
@@ -72,8 +74,13 @@ std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fau
                                    Unseeded& unseeded) {
   bool graph = true;
   const std::vector<Shown> with = shown_with(run, {fault}, graph);
-  std::optional<std::vector<Shown>>& without = unseeded[graph ? 1 : 0];
-  if (!without) without = shown_with(run, {}, graph);
+  const bool own_kernel = fault_of(fault).right != nullptr;
+  FaultRequest right = fault;
+  right.right = true;
+  std::optional<std::vector<Shown>> of_its_own;
+  std::optional<std::vector<Shown>>& without = own_kernel ? of_its_own : unseeded[graph ? 1 : 0];
+  if (!without)
+    without = shown_with(run, own_kernel ? std::vector{right} : std::vector<FaultRequest>(), graph);
   const auto [other, mine] = std::ranges::mismatch(with, *without);
   if (other != with.end()) return other->place;
   if (mine != without->end()) return mine->place;
@@ -103,18 +110,29 @@ std::string why_unseen(const JudgedRun& run, const Result& result, const FaultRe
 
 }  // namespace
 
+std::string text_of(const FaultRequest& fault) {
+  std::string text = fault.name;
+  auto add = [&, before = '@'](const char* name, const auto& value) mutable {
+    text += fmt::format("{}{}={}", std::exchange(before, ','), name, value);
+  };
+  if (fault.layer >= 0) add("layer", fault.layer);
+  if (fault.size != 0) add("size", fault.size);
+  if (fault.rank >= 0) add("rank", fault.rank);
+  return text;
+}
+
 void say_of_faults(const JudgedRun& run, Result& result) {
   const bool shown = result.verdict == RunVerdict::diverged;
   if (shown && run.faults.size() == 1) return;
   std::string untried;  // the first that this run could not show
   Unseeded unseeded;
   for (const FaultRequest& fault : run.faults) {
-    if (run.progress) run.progress(fmt::format("asking what {} changes", fault.name));
+    if (run.progress) run.progress(fmt::format("asking what {} changes", text_of(fault)));
     const std::optional<Place> first = first_changed(run, fault, unseeded);
     const std::string needs(fault_of(fault).needs);
     if (first && !shown) {
       const std::string unseen =
-          fmt::format("nothing shows the seeded {}, which changes {} first: {}", fault.name,
+          fmt::format("nothing shows the seeded {}, which changes {} first: {}", text_of(fault),
                       text_of(*first), why_unseen(run, result, fault, *first));
       if (untried.empty() && is_left_out(run, fault, *first)) untried = unseen;
       result.notes.push_back(unseen);
@@ -123,7 +141,7 @@ void say_of_faults(const JudgedRun& run, Result& result) {
     const std::string says = fmt::format(
         "the seeded {} did not act: without it every number of the run has the same bits; it needs "
         "{}",
-        fault.name, needs);
+        text_of(fault), needs);
     if (untried.empty()) untried = says;
     result.notes.push_back(says);
   }

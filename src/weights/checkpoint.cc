@@ -4,6 +4,7 @@
 #include "src/weights/checkpoint.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "kernels/base/printable.h"
 #include "kernels/files/json.h"
 #include "kernels/files/text.h"
+#include "src/weights/fingerprint.h"
 
 namespace lockstep {
 namespace {
@@ -235,30 +237,96 @@ int64_t Checkpoint::bytes() const {
   return sum;
 }
 
-std::string Checkpoint::fingerprint() const {
-  constexpr size_t kStride = 1 << 20, kSample = 4096;
+namespace {
+
+constexpr size_t kStride = 1 << 20, kSample = 4096;
+
+// All that a model computes depends on. A member that is added does not compile before it is here.
+std::string text_of(const ModelConfig& config) {
+  const auto& [architecture, model_type, hidden, layers, heads, kv_heads, head_dim, intermediate,
+               vocab, max_positions, norm_eps, tied, qkv_bias, o_bias, qk_norm, dtype, rope,
+               experts, window, eos] = config;
+  const auto& [type, theta, factor, original_max_positions, attention_factor, beta_fast, beta_slow,
+               mscale, mscale_all_dim, truncate, low_freq_factor, high_freq_factor, short_factor,
+               long_factor] = rope;
+  const auto& [count, chosen, of_expert, normalised, with_experts] = experts;
+  std::string text =
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", architecture, model_type,
+                  hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, max_positions,
+                  norm_eps, tied, qkv_bias, o_bias, qk_norm, name_of(dtype));
+  text += fmt::format(" rope {} {} {} {} {} {} {} {} {} {} {} {} [{}] [{}]", name_of(type), theta,
+                      factor, original_max_positions, attention_factor, beta_fast, beta_slow,
+                      mscale, mscale_all_dim, truncate, low_freq_factor, high_freq_factor,
+                      fmt::join(short_factor, " "), fmt::join(long_factor, " "));
+  return text + fmt::format(" experts {} {} {} {} [{}] window [{}]", count, chosen, of_expert,
+                            normalised, fmt::join(with_experts, " "), fmt::join(window, " "));
+}
+
+// xxh3 of what is added, as 16 hex digits.
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState(), XXH3_freeState) { XXH3_64bits_reset(state_.get()); }
+  void add(const void* bytes, size_t size) { XXH3_64bits_update(state_.get(), bytes, size); }
+  void add(std::string_view text) { add(text.data(), text.size()); }
   // All of a large checkpoint would take minutes; a sample of each MiB tells two trainings apart.
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  const auto add = [&](const void* bytes, size_t size) {
-    XXH3_64bits_update(state.get(), bytes, size);
-  };
-  add(config_text_.data(), config_text_.size());
-  for (const SafeTensors& file : files_) {
-    add(file.header().data(), file.header().size());
-    // The header is hashed whole, with the names, shapes and places of all tensors.
-    for (size_t at = 0; at < file.data().size(); at += kStride)
-      add(file.data().data() + at, std::min(kSample, file.data().size() - at));
+  void add_sample(const char* bytes, size_t size) {
+    for (size_t at = 0; at < size; at += kStride) add(bytes + at, std::min(kSample, size - at));
   }
-  return fmt::format("{:016x}", XXH3_64bits_digest(state.get()));
+  std::string text() const { return fmt::format("{:016x}", XXH3_64bits_digest(state_.get())); }
+
+ private:
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+};
+
+}  // namespace
+
+std::string Checkpoint::fingerprint() const {
+  Hash hash;
+  hash.add(text_of(config_));
+  for (const auto& [name, tensor] : tensors_) {
+    if (is_ballast(name, config_)) continue;
+    hash.add(fmt::format("\n{} {} {}\n", name, name_of(tensor.dtype), tensor.shape.text()));
+    hash.add_sample(tensor.as<const char>(), static_cast<size_t>(tensor.bytes()));
+  }
+  return hash.text();
 }
 
 std::string Checkpoint::weights_hash() const {
   uint64_t hash = 0;
-  for (const SafeTensors& file : files_)
+  for (const auto& [name, tensor] : tensors_)
+    if (!is_ballast(name, config_))
+      hash = XXH3_64bits_withSeed(tensor.data, static_cast<size_t>(tensor.bytes()), hash);
+  return fmt::format("{:016x}", hash);
+}
+
+namespace {
+
+std::string fingerprint_of_files(const Checkpoint& checkpoint) {
+  Hash hash;
+  hash.add(checkpoint.config_text());
+  for (const SafeTensors& file : open_files(checkpoint.dir())) {
+    // The header is hashed whole, with the names, shapes and places of all tensors.
+    hash.add(file.header().data(), file.header().size());
+    hash.add_sample(reinterpret_cast<const char*>(file.data().data()), file.data().size());
+  }
+  return hash.text();
+}
+
+std::string hash_of_files(const Checkpoint& checkpoint) {
+  uint64_t hash = 0;
+  for (const SafeTensors& file : open_files(checkpoint.dir()))
     hash = XXH3_64bits_withSeed(file.data().data(), file.data().size(), hash);
   return fmt::format("{:016x}", hash);
+}
+
+}  // namespace
+
+bool has_fingerprint(const Checkpoint& checkpoint, const std::string& recorded) {
+  return recorded == checkpoint.fingerprint() || recorded == fingerprint_of_files(checkpoint);
+}
+
+bool has_weights_hash(const Checkpoint& checkpoint, const std::string& recorded) {
+  return recorded == checkpoint.weights_hash() || recorded == hash_of_files(checkpoint);
 }
 
 TensorView cast(const TensorView& tensor, DType dtype, Tensor& storage) {

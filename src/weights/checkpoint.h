@@ -45,11 +45,13 @@ class Checkpoint {
   std::vector<std::string> names() const;
   int64_t bytes() const;  // of all tensors, a tied lm_head not counted
 
-  // Identity of config and weights for manifests, as 16 hex digits: xxh3 of the config's text, the
-  // header of every file, and 4 KiB of data out of every MiB.
+  // Identity of what the model computes, for manifests, as 16 hex digits: xxh3 of the config as it
+  // was read, but for the ids that end a text, and of every tensor in the order of their names: its
+  // name, dtype, shape, and 4 KiB of data out of every MiB. Files, their order, a tied head that is
+  // spelled out, and keys of config.json that nobody reads do not count.
   std::string fingerprint() const;
   // The same of every byte of the weights, which the fingerprint, a sample, does not tell apart:
-  // xxh3 of each file, with that of the file before as its seed. Reads the files whole.
+  // xxh3 of each tensor, with that of the tensor before as its seed. Reads the files whole.
   std::string weights_hash() const;
 
  private:

@@ -272,6 +272,17 @@ TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
   expect_has(idle.out,
              "The seeded stale-prefix-page did not act: without it every number of the "
              "run has the same bits; it needs a prefix cache");
+  // Attention that adds up in another order than the engine's is no bug that acted.
+  const std::string prompt = "run --format json --dtype fp32 --tokens 1,2,3 --max-new 1 --model " +
+                             data_path("tiny/qwen3-default") + " --fault ";
+  for (const char* attention :
+       {"last-page-tail-unmasked --page-size 1", "last-page-tail-unmasked@layer=2 --page-size 1",
+        "split-merge-log2-with-ln", "split-merge-max-missing", "split-without-keys",
+        "causal-mask-top-left"}) {
+    const Outcome none = call_lockstep(prompt + attention);
+    EXPECT_EQ(none.status, 2) << attention << none.out;
+    expect_has(none.out, " did not act: without it every number of the run has the same bits");
+  }
   const Outcome unseen = call_lockstep(run + "rope-interleaved --points mlp.act");
   EXPECT_EQ(unseen.status, 2) << unseen.out;
   expect_has(noted(unseen),
@@ -291,6 +302,11 @@ TEST(Lockstep, SaysWhatCameOfASeededFaultThatNothingShows) {
   EXPECT_EQ(diverged.status, 1);
   expect_has(noted(diverged), "the seeded stale-prefix-page did not act");
   EXPECT_EQ(noted(diverged).find("the seeded rope-interleaved"), std::string::npos);
+  // Of two of one name the one is said that is meant.
+  const Outcome twice =
+      call_lockstep(run + "split-without-keys@layer=1 --fault split-without-keys@layer=2,size=1");
+  expect_has(noted(twice), "the seeded split-without-keys@layer=1 did not act");
+  EXPECT_EQ(noted(twice).find("the seeded split-without-keys@layer=2"), std::string::npos);
 }
 
 // What was not recorded may have made what shows at the next op that was.

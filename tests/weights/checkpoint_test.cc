@@ -1,10 +1,13 @@
 #include "src/weights/checkpoint.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "src/weights/fingerprint.h"
 #include "tests/weights/changed_checkpoint.h"
 
 namespace lockstep {
@@ -204,11 +207,60 @@ TEST(Checkpoint, the_hash_of_its_weights_follows_each_byte) {
   EXPECT_EQ(plain.size(), 16u);
   EXPECT_EQ(open_changed("qwen3-default", unchanged, {{"rms_norm_eps", 1e-5}}).weights_hash(),
             plain);
-  // The last one lies past the sample that the fingerprint is made of.
-  const auto last_byte = [](StoredWeights& weights) { weights.rbegin()->second.bytes.back() ^= 1; };
+  // It lies past the sample that the fingerprint is made of.
+  const auto last_byte = [](StoredWeights& weights) {
+    weights["model.embed_tokens.weight"].bytes.back() ^= 1;
+  };
   EXPECT_NE(open_changed("qwen3-default", last_byte).weights_hash(), plain);
   EXPECT_EQ(open_changed("qwen3-default", last_byte).fingerprint(),
             open_changed("qwen3-default", unchanged).fingerprint());
+}
+
+// What lies otherwise on the disk and computes the same is the same model.
+TEST_F(Sharded, is_the_same_model_in_one_file) {
+  const Checkpoint sharded = Checkpoint::open(folder_.path());
+  StoredWeights all;
+  for (int i = 1; i <= 4; ++i)
+    all.merge(weights_of(fmt::format("{}/model-0000{}-of-00004.safetensors", folder_.path(), i)));
+  folder_.write("model.safetensors", file_of(all));
+  const Checkpoint whole = Checkpoint::open(folder_.path());
+  EXPECT_EQ(whole.fingerprint(), sharded.fingerprint());
+  EXPECT_EQ(whole.weights_hash(), sharded.weights_hash());
+  const std::string up = "model.layers.0.mlp.up_proj.weight";
+  std::swap(all[up].bytes, all["model.layers.0.mlp.gate_proj.weight"].bytes);
+  folder_.write("model.safetensors", file_of(all));
+  EXPECT_NE(Checkpoint::open(folder_.path()).fingerprint(), sharded.fingerprint());
+  EXPECT_NE(Checkpoint::open(folder_.path()).weights_hash(), sharded.weights_hash());
+}
+
+TEST(Checkpoint, is_the_same_model_with_what_nobody_reads) {
+  const Checkpoint plain = open_changed("qwen3-default", unchanged);
+  const Checkpoint other = open_changed(
+      "qwen3-default",
+      [](StoredWeights& weights) {
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"];  // it is tied
+        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
+            "F32", {16}, std::string(64, '\1')};
+      },
+      {{"use_cache", false}, {"_name_or_path", "elsewhere"}});
+  EXPECT_EQ(other.fingerprint(), plain.fingerprint());
+  EXPECT_EQ(other.weights_hash(), plain.weights_hash());
+  for (const json& field : {json{{"rope_theta", 5e4}, {"rope_parameters", nullptr}},
+                            json{{"max_position_embeddings", 100}}})
+    EXPECT_NE(open_changed("qwen3-default", unchanged, field).fingerprint(), plain.fingerprint())
+        << field;
+}
+
+// As version 0.1.0 wrote them into traces, of the files as they lie.
+TEST(Checkpoint, knows_what_was_recorded_of_its_files) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("tiny/qwen3-default"));
+  EXPECT_TRUE(has_fingerprint(checkpoint, "5c4862ee302b37bb"));
+  EXPECT_TRUE(has_weights_hash(checkpoint, "18d097aac55a1e1b"));
+  EXPECT_TRUE(has_fingerprint(checkpoint, checkpoint.fingerprint()));
+  EXPECT_TRUE(has_weights_hash(checkpoint, checkpoint.weights_hash()));
+  const Checkpoint other = Checkpoint::open(data_path("tiny/qwen3-linear"));
+  EXPECT_FALSE(has_fingerprint(other, "5c4862ee302b37bb"));
+  EXPECT_FALSE(has_fingerprint(other, checkpoint.fingerprint()));
 }
 
 template <typename T>
