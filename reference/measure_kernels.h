@@ -74,7 +74,7 @@ struct RowsToWeigh {
   bool is_exact, meets_borders;
   double least, of_power, largest;  // of the dtype: its least normal number, 2^(1 - precision), max
   double misrounds;                 // RowsToMeasure::misrounds
-  double usual;                     // OwnErrors::usual
+  double usual;                     // of own_errors()
   double close;                     // what not_close of ErrorSums allows, relative
   // [rows, width] each. limit, variance, shared: of the error before the last rounding; null: none.
   const double* want;

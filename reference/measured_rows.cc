@@ -20,7 +20,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -225,7 +224,13 @@ struct Beside {
   at::Tensor want, got, spacing, limit, variance, misround, shared;
 };
 
-Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const OwnErrors& own) {
+// own_errors().
+struct Own {
+  at::Tensor limit, variance, shared;
+  double usual = 0;
+};
+
+Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& own) {
   const at::Tensor want = tensor_of(exact.want);
   const std::vector<int64_t> table = {rows.got.rows(), rows.got.row_size()};
   const auto shaped = [&](const at::Tensor& x) { return x.reshape(table); };
@@ -376,11 +381,11 @@ struct InKernel {
   at::Tensor tables;  // of rows, then of groups
   InSlices in;
 
-  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const OwnErrors& own);
+  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own);
   RowsToWeigh rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const;
 };
 
-InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const OwnErrors& own)
+InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own)
     : usual(own.usual) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
@@ -454,7 +459,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
 
 // The same as measured(), by one pass over the elements on a device.
 std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows, const Exact& exact,
-                                                      const OwnErrors& own) {
+                                                      const Own& own) {
   InKernel kernel(rows, exact, own);
   const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
   const int64_t groups = groups_of(rows, own.shared);
@@ -472,12 +477,12 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows,
 
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
-  const std::optional<OwnErrors> own = own_errors(op, exact);
-  if (!own) return;
+  Own own;
+  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.usual)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
-                                                 ? measured_by_kernel(rows, exact, *own)
-                                                 : measured(with_budgets(rows, exact, *own), rows);
+                                                 ? measured_by_kernel(rows, exact, own)
+                                                 : measured(with_budgets(rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.
   exact = {.contract = exact.contract,

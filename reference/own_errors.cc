@@ -20,6 +20,11 @@ namespace {
 
 constexpr double kUnit = kAccumulatorRoundoff;
 
+struct OwnErrors {
+  at::Tensor limit, variance, shared;  // undefined: none
+  double usual = 0;
+};
+
 // Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
 at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
   return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
@@ -86,9 +91,7 @@ OwnErrors errors_of_attention(const Exact& e) {
       shared + sum, shared};
 }
 
-}  // namespace
-
-std::optional<OwnErrors> own_errors(OpKind op, const Exact& e) {
+std::optional<OwnErrors> errors_of(OpKind op, const Exact& e) {
   if (!e.steps.empty() || !e.ties.empty()) return std::nullopt;
   switch (op) {
     case OpKind::gather:
@@ -108,6 +111,17 @@ std::optional<OwnErrors> own_errors(OpKind op, const Exact& e) {
     default:
       return std::nullopt;
   }
+}
+
+}  // namespace
+
+bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
+                at::Tensor& shared, double& usual) {
+  const std::optional<OwnErrors> errors = errors_of(op, e);
+  if (!errors) return false;
+  limit = errors->limit, variance = errors->variance, shared = errors->shared;
+  usual = errors->usual;
+  return true;
 }
 
 }  // namespace lockstep

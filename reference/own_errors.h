@@ -1,22 +1,18 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
-
 #include "src/judge/oracle.h"
+
+namespace at {
+class Tensor;
+}
 
 namespace lockstep {
 
 // The error before the last rounding (JudgedOp::InnerError) of an op's results, whose numbers are
-// held (bridge.h), in their shape and on the device that holds them.
-struct OwnErrors {
-  at::Tensor limit, variance;  // undefined: the op is exact by its inputs
-  at::Tensor shared;           // undefined: errors share nothing
-  double usual = 0;            // of a sum: usual_sum()
-};
-
-// Nothing: of another op, or of a chain with roundings on the way.
-std::optional<OwnErrors> own_errors(OpKind op, const Exact& e);
+// held (bridge.h), in their shape and on the device that holds them. shared: undefined where errors
+// share nothing. usual: of a sum, usual_sum(); else 0. False: of another op, or of a chain with
+// roundings on the way.
+bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
+                at::Tensor& shared, double& usual);
 
 }  // namespace lockstep

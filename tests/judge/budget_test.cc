@@ -75,8 +75,7 @@ TEST(Budget, OfAColumnThatCancelsLetsARightSumPass) {
     wants.push_back(want), magnitudes.push_back(magnitude);
     misrounded += round_to(want, DType::bf16) != round_to(got, DType::bf16) ? 1 : 0;
   }
-  const Exact exact{
-      .shape = {kRows, 1}, .want = wants, .terms = kTerms, .magnitude = magnitudes};
+  const Exact exact{.shape = {kRows, 1}, .want = wants, .terms = kTerms, .magnitude = magnitudes};
   const Budget b = budget_of(OpKind::linear, exact, DType::bf16);
   const double may = std::accumulate(b.misround.begin(), b.misround.end(), 0.0) / kRows;
   EXPECT_GT(misrounded / kRows, share_limit(kRows, 0.02, 1e-12)) << "nothing cancels";
