@@ -323,6 +323,10 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   judge_choices();
   note_facts(complete);
   Result result = ledger.result();
+  for (const Finding& finding : result.findings)
+    if (*finding.node.place.point == point("token") && finding.verdict == Verdict::introduced &&
+        finding.statistic != StatisticKind::flips && finding.statistic != StatisticKind::divergence)
+      logits.choose_wrongly({finding.node.request, finding.position});
   find_shapes(result);
   result.logits = logits.summary();
   for (const RequestInfo& info : requests)
