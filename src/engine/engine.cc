@@ -318,7 +318,7 @@ void Engine::take(const Choice& choice, const Forward& forward) {
   s.tokens.push_back(token);
   s.ending = ending_of(s);
   if (s.ending == Ending::none) {
-    // What is fed next; the op that reads it would be named in the place of the one that chose it.
+    // It is fed next, and the op that reads it would be named in the place of the one that chose.
     check(
         token >= 0 && token < model_.config().vocab,
         "argmax chose token {} for position {} of request {}, but the model's vocabulary is "
