@@ -13,7 +13,7 @@ namespace {
 constexpr uint8_t kGuard = 0xa5;
 
 // The bytes of every element of an output that nobody wrote: a signalling NaN, which neither
-// arithmetic nor a conversion makes, and -1 of an index.
+// arithmetic nor a conversion makes, and of an index a negative one that nobody would choose.
 std::array<uint8_t, 8> unwritten(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -23,7 +23,7 @@ std::array<uint8_t, 8> unwritten(DType dtype) {
     case DType::f16:
       return {0xa5, 0x7d};
     default:
-      return {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+      return {0xa5, 0xa5, 0xa5, 0x85, 0xa5, 0xa5, 0xa5, 0x85};
   }
 }
 

@@ -321,7 +321,15 @@ void Engine::take(const Choice& choice, const Forward& forward) {
         logprobs_of(copy_on(Device::cpu, forward.logits.slice(row, 1)), token, count));
   s.tokens.push_back(token);
   s.ending = ending_of(s);
-  if (s.ending == Ending::none) return;
+  if (s.ending == Ending::none) {
+    // It is fed next, and the op that reads it would be named in the place of the one that chose.
+    check(
+        token >= 0 && token < model_.config().vocab,
+        "argmax chose token {} for position {} of request {}, but the model's vocabulary is "
+        "0..{}, so that nothing can go on from it: --max-new {} ends there, and judges the choice",
+        token, s.tokens.size() - 1, s.id, model_.config().vocab - 1, s.argmax.size());
+    return;
+  }
   scheduler_.end(s);
   if (!options_.prefix_cache && !forked_.contains(s.id)) ended_.push_back(s.id);
 }

@@ -323,6 +323,10 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   judge_choices();
   note_facts(complete);
   Result result = ledger.result();
+  for (const Finding& finding : result.findings)
+    if (*finding.node.place.point == point("token") && finding.verdict == Verdict::introduced &&
+        finding.statistic != StatisticKind::flips && finding.statistic != StatisticKind::divergence)
+      logits.choose_wrongly({finding.node.request, finding.position});
   find_shapes(result);
   result.logits = logits.summary();
   for (const RequestInfo& info : requests)
@@ -340,6 +344,11 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
   result.blind = not_covered();
   const double largest = result.scope.largest;
   result.scope = scope_of(drawn);
+  if (drawn.replayed < drawn.drawn)
+    result.notes.push_back(fmt::format(
+        "{} of {} drawn tokens are taken as given: the trace does not show how they were drawn, or "
+        "the logits that they were drawn from",
+        drawn.drawn - drawn.replayed, drawn.drawn));
   result.scope.largest = largest;
   const std::string undecided =
       coverage.asks_for_logits() || !options.selection.has(point("logits"), -1)

@@ -35,6 +35,18 @@ TensorView experts_of(const PassView& seen, int layer) {
 
 bool is_of_logits(const Place& place) { return *place.point == point("logits"); }
 
+// The best logits with the choices that the tensor of tokens has, where it has them: it was fed,
+// whatever else was said to be chosen.
+std::vector<TopLogits> with_choices_of(const RecordedTensor* token, std::vector<TopLogits> best) {
+  if (!token || token->dtype != DType::i32 || token->data.view().empty()) return best;
+  for (TopLogits& top : best)
+    if (const auto at = std::ranges::find(token->rows, top.row); at != token->rows.end()) {
+      top.chosen = static_cast<int32_t>(value_at(token->data, at - token->rows.begin()));
+      if (top.chosen == -1) top.chosen = kChoseMinusOne;
+    }
+  return best;
+}
+
 }  // namespace
 
 // Before it is known which contract counts: what is a finding under all that were tried. A writer
@@ -291,7 +303,7 @@ void Judge::State::end_pass(const Pass& shown) {
     return model ? logits_of(model->pass()) : nullptr;
   };
   logits.add(pass.info.pass, logits_of(pass), of_model(work->exact), of_model(work->rounded),
-             pass.logits);
+             with_choices_of(pass.find(point("token"), -1), pass.logits));
   for (ReferenceModel* model : {exact, rounded})
     if (model) model->follow({});
   if (undeclared)

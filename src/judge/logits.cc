@@ -16,6 +16,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "src/judge/pass_view.h"
 #include "src/stats/moments.h"
@@ -129,9 +130,9 @@ void LogitsComparison::add(int32_t pass, const RecordedTensor* got, const Record
     if (!std::ranges::all_of(values[1], finite) || !std::ranges::all_of(values[2], finite))
       continue;
     const auto said = std::ranges::find(best, row, &TopLogits::row);
-    const bool known =
-        said != best.end() && said->chosen >= 0 && said->chosen < std::ssize(values[0]);
-    const int32_t engine = known ? said->chosen : argmax(values[0]);
+    const bool known = said != best.end() && said->chosen != -1;
+    const int32_t engine =
+        !known ? argmax(values[0]) : (said->chosen == kChoseMinusOne ? -1 : said->chosen);
     if (std::ranges::all_of(values[0], finite))
       add_row(pass, row, engine, values[0], values[1], values[2]);
     else
@@ -175,13 +176,15 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
   ++summary_.compared;
   const double off = noise(exact, rounded);
   summary_.expected_flips += chance_of_a_flip(exact, reference, off);
-  const double preferred = exact[reference] - exact[engine];
+  const bool beyond = engine < 0 || engine >= std::ssize(got);  // no token of the vocabulary
+  const double preferred =
+      beyond ? std::numeric_limits<double>::infinity() : exact[reference] - exact[engine];
   if (engine == reference || preferred == 0) {  // or a tie
     ++summary_.argmax_equal;
     return;
   }
   // Rounding moves logits, and does not choose among them.
-  const bool explained = within(preferred, kExplained * std::sqrt(2.0) * off) &&
+  const bool explained = !beyond && within(preferred, kExplained * std::sqrt(2.0) * off) &&
                          got[engine] == *std::ranges::max_element(got);
   // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
@@ -195,6 +198,16 @@ void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
   for (Flip& flip : flips_[request])
     if (flip.ancestor.empty() && std::ranges::count(rows, Row{request, flip.position}) > 0)
       flip.ancestor = finding;
+}
+
+void LogitsComparison::choose_wrongly(const Row& row) {
+  for (Flip& flip : flips_[row.request]) {
+    if (flip.position != row.position) continue;
+    if (flip.ancestor.empty()) flip.ancestor = "token";
+    if (!std::exchange(flip.explained, false)) continue;
+    --summary_.explained_flips;
+    ++summary_.unexplained_flips;
+  }
 }
 
 std::vector<LogitsComparison::Doubt> LogitsComparison::doubts() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
 #include <vector>
@@ -9,6 +10,9 @@
 #include "src/stats/moments.h"
 
 namespace lockstep {
+
+// TopLogits::chosen where the op that chooses wrote -1, which there says that nobody knows.
+inline constexpr int32_t kChoseMinusOne = std::numeric_limits<int32_t>::min();
 
 // Compares the engine's logits with those of the model in fp64, row by row. A choice that differs
 // is explained when the fp64 model prefers its own by no more than 6 sqrt(2) s, where s is the rms
@@ -43,6 +47,8 @@ class LogitsComparison {
   // Says from which finding the request's choices at these rows that differ stem, of which nobody
   // has said so yet.
   void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
+  // Says that the op which chooses was found wrong at that row: rounding explains no choice there.
+  void choose_wrongly(const Row& row);
   //   flips  choices that differ and are not explained (limit 0), or all of them, of which a sum of
   //          as many rare chances is over its limit with a chance of 1e-6 (Poisson's tail, which is
   //          the heavier one: Hoeffding 1956)

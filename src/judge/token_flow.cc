@@ -289,6 +289,9 @@ std::string TokenFlow::unserved(const RequestInfo& info) const {
   if (known < info.prompt.size())
     return fmt::format("of the prompt of request {}, {} of {} tokens are in a pass", info.id, known,
                        info.prompt.size());
+  if (info.max_new > 0 && std::ssize(info.tokens) > info.max_new)
+    return fmt::format("request {} has {} tokens, and asks for no more than {}", info.id,
+                       info.tokens.size(), info.max_new);
   if (std::ssize(info.tokens) >= info.max_new || info.stopped) return "";
   return fmt::format("request {} has {} of the {} tokens that it asks for, and nothing ended it",
                      info.id, info.tokens.size(), info.max_new);

@@ -111,6 +111,7 @@ std::vector<GridCase> rope_grid() {
     for (const int64_t heads : {1, 3, 14}) add(head_dim, heads, {{0, 5}, {100, 1}, {1000, 3}});
     for (const Values values : {Values::large, Values::tiny, Values::zeros})
       add(head_dim, 2, {{0, 7}, {30, 1}}).values = values;
+    add(head_dim, 2, {{30, 1}});  // alone, as in a decode step
     add(head_dim, 2, {{32766, 4}}).thin = true;
     add(head_dim, 2, {{kFar, 9}, {10, 1}}).thin = true;
   }

@@ -97,6 +97,16 @@ std::string counts_text(const Result& result) {
   return text;
 }
 
+// Findings at places that were not to be judged, and that what was judged shows all the same: a
+// choice that is none of the largest logits.
+int64_t beside(const Result& result) {
+  return std::ranges::count_if(result.findings, [&](const Finding& finding) {
+    return std::ranges::none_of(result.places, [&](const PlaceSummary& place) {
+      return place.place == finding.node.place && place.expected > 0;
+    });
+  });
+}
+
 // The place that comes nearest to a limit of those that are right.
 std::string nearest_text(const Result& result) {
   const PlaceSummary* nearest = nullptr;
@@ -122,11 +132,32 @@ std::string divergence_text(const LogitsSummary& l, const Result& result) {
                      dtype.empty() ? "the run's dtype" : dtype, l.kl_reference);
 }
 
+// Whether the tokens of a text are other ones than the most likely, which are what is compared with
+// the fp64 model's: they were drawn, or forced.
+bool has_other_texts(const Result& result) {
+  return std::ranges::any_of(result.requests, [](const RequestResult& request) {
+    return !request.argmax.empty() && request.argmax != request.tokens;
+  });
+}
+
+int64_t tokens_of(const Result& result) {
+  int64_t tokens = 0;
+  for (const RequestResult& request : result.requests) tokens += std::ssize(request.tokens);
+  return tokens;
+}
+
 // How the tokens compare with those of the fp64 model, and how even the closest choice was.
 std::string tokens_text(const Result& result) {
   const LogitsSummary& l = *result.logits;
   const int64_t flips = l.compared - l.argmax_equal;
   std::string text = fmt::format("{} of {} as the fp64 model chooses", l.argmax_equal, l.compared);
+  if (has_other_texts(result))
+    text = fmt::format(
+        "{} of {} most likely ones as the fp64 model has them, and the texts have others, which "
+        "were drawn or forced",
+        l.argmax_equal, l.compared);
+  if (const int64_t tokens = tokens_of(result); l.compared < tokens)
+    text += fmt::format(", {} of {} tokens not compared", tokens - l.compared, tokens);
   if (flips > 0 && flips == l.explained_flips)
     text += fmt::format(", {} differ{} as rounding allows", flips, flips == 1 ? "s" : "");
   else if (flips > 0)
@@ -141,16 +172,30 @@ std::string token_text(int32_t id, const std::string& text) {
   return text.empty() ? std::to_string(id) : in_quotes(text);
 }
 
+// Choices that are not what their own logits choose, and are what the fp64 model chooses.
+int64_t right_by_chance(const Result& result) {
+  return std::ranges::count_if(result.findings, [&](const Finding& finding) {
+    if (!(*finding.node.place.point == point("token")) || finding.index.empty()) return false;
+    const auto request =
+        std::ranges::find(result.requests, finding.node.request, &RequestResult::id);
+    return request != result.requests.end() &&
+           std::ranges::count(request->flips, finding.position, &Flip::position) == 0;
+  });
+}
+
 // The tokens that differ because of the ops that are wrong. Those that may differ without them are
 // only counted.
 std::string effect_text(const Result& result) {
-  int64_t tokens = 0, differ = 0, may = 0;
+  const int64_t tokens = tokens_of(result);
+  const int64_t compared = result.logits ? result.logits->compared : 0;
+  if (compared == 0) return "not known: no logits were compared with those of the fp64 model";
+  int64_t differ = 0, may = 0, others = 0;
   std::string flips;
   for (const RequestResult& request : result.requests) {
-    tokens += std::ssize(request.tokens);
     for (const Flip& flip : request.flips) {
       if (flip.explained) ++may;
       // A flip without an ancestor is not the doing of a wrong op.
+      if (!flip.explained && flip.ancestor.empty()) ++others;
       if (flip.explained || flip.ancestor.empty() || ++differ > kFlips) continue;
       flips += fmt::format("{}request {}, position {}, {} for {}", flips.empty() ? ": " : "; ",
                            request.id, flip.position, token_text(flip.engine, flip.engine_text),
@@ -159,13 +204,20 @@ std::string effect_text(const Result& result) {
   }
   if (differ > kFlips) flips += "; ...";
   // Where logits of a prompt's rows were recorded too, more choices were compared than tokens made.
-  const bool more = result.logits && result.logits->compared > tokens;
-  const std::string all =
-      more ? fmt::format("{} choices", result.logits->compared) : fmt::format("{} tokens", tokens);
+  const bool other = has_other_texts(result), more = compared > tokens || other;
+  std::string all = fmt::format("{} {}", compared, more ? "choices" : "tokens");
+  if (compared < tokens) all += fmt::format(" (of {} that were made)", tokens);
   std::string text = differ == 0 ? fmt::format("none of {} differs by it", all)
                                  : fmt::format("{} of {} differ{} by it{}", differ, all,
                                                differ == 1 ? "s" : "", flips);
   if (may > 0) text += fmt::format("; {} differ{} as rounding allows", may, may == 1 ? "s" : "");
+  if (others > 0)
+    text +=
+        fmt::format("; {} differ{} by what no finding explains", others, others == 1 ? "s" : "");
+  if (const int64_t chance = right_by_chance(result); chance > 0)
+    text += fmt::format("; {} {} another one by it, and the fp64 model's by chance", chance,
+                        chance == 1 ? "is" : "are");
+  if (other) text += "; the texts have other tokens, which were drawn or forced";
   return joined("\n", text, result.logits ? divergence_text(*result.logits, result) : "");
 }
 
@@ -263,7 +315,10 @@ void add_wrong(const Result& result, const NextSteps& steps, std::vector<Block>&
   blocks.push_back(Heading{});
   std::ranges::move(map_of(result), std::back_inserter(blocks));
   std::ranges::move(wrong_ops_of(result), std::back_inserter(blocks));
-  facts.emplace_back("nodes", counts_text(result));
+  const int64_t more = beside(result);
+  facts.emplace_back(
+      "nodes", counts_text(result) +
+                   (more == 0 ? "" : fmt::format("; {} wrong beside them, which they show", more)));
   // Where rows were drawn no model was there that tokens could differ from.
   if (!result.requests.empty() && result.scope.rows.asked.all())
     facts.emplace_back("effect", effect_text(result));
@@ -292,7 +347,9 @@ void add_scope(const Result& result, const NextSteps& steps, Entries& facts) {
   Entries more;
   if (!result.cache.empty()) more.emplace_back("cache", result.cache);
   if (!result.scope.selection.empty())
-    more.emplace_back("scope", result.scope.selection + ": nothing else was judged");
+    more.emplace_back("scope",
+                      fmt::format("{}: nothing else was judged{}", result.scope.selection,
+                                  beside(result) == 0 ? "" : ", but what it shows of other ops"));
   if (const JudgedRows& rows = result.scope.rows; !rows.all())
     more.emplace_back("rows", fmt::format("{}; {}", text_of(rows), power_text(rows)));
   if (const std::string contracts = contracts_text(result.scope); !contracts.empty())

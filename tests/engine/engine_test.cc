@@ -1,5 +1,6 @@
 #include "src/engine/engine.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -169,6 +170,25 @@ TEST_F(EngineTest, TheEngineAgainstItselfIsEqualBitForBit) {
   for (size_t i = 0; i < a.passes.size(); ++i)
     for (size_t j = 0; j < a.passes[i].tensors.size(); ++j)
       EXPECT_EQ(a.passes[i].tensors[j].digest.hash, b.passes[i].tensors[j].digest.hash);
+}
+
+// The embedding, which would read it, is not to blame.
+TEST_F(EngineTest, AChoiceThatIsNoTokenIsThatOfArgmax) {
+  for (const int32_t wrong : {4101, -1}) {
+    Ops ops = cpu_ops();
+    ops.argmax = [wrong](const OpContext&, const TensorView& out, const TensorView&) {
+      for (int64_t i = 0; i < out.count(); ++i) out.as<int32_t>()[i] = wrong;
+    };
+    Probe off(nullptr);
+    Engine last(bard(), ops, {.pages = 2});
+    last.submit({.prompt = {1}, .max_new = 1});
+    EXPECT_NO_THROW(last.step(off)) << "nothing reads it";
+    Engine engine(bard(), ops, {.pages = 2});
+    engine.submit({.prompt = {1}, .max_new = 2});
+    const std::string said = error_of([&] { engine.step(off); });
+    EXPECT_TRUE(said.starts_with(fmt::format("argmax chose token {} for position 1", wrong)))
+        << said;
+  }
 }
 
 TEST_F(EngineTest, BadRequestsAreRefusedWithASentence) {

@@ -155,6 +155,28 @@ TEST_F(JudgeTest, ATokenThatNobodyChoseIsFoundThoughTheOpThatReadItWasLeftOut) {
   EXPECT_NE(result.story.find("was fed, but position 13 chose"), std::string::npos) << result.story;
 }
 
+TEST_F(JudgeTest, DrawsThatATraceDoesNotTellOfAreSaidToBeTakenAsGiven) {
+  const auto noted = [](const Result& result) {
+    return std::ranges::any_of(result.notes, [](const std::string& note) {
+      return note.starts_with("3 of 3 drawn tokens are taken as given: ");
+    });
+  };
+  FakeRun run = clean();
+  EXPECT_FALSE(noted(judged(run)));
+  run.requests[0].sampled = true;
+  EXPECT_TRUE(noted(judged(run)));
+}
+
+// What was fed is the choice of the tensor, whatever /logits says of it.
+TEST_F(JudgeTest, TokensThatDifferAreThoseOfTheTensor) {
+  FakeRun run = clean();
+  const Result right = judged(run);
+  run.passes[1].logits[0].chosen = run.passes[1].logits[0].ids.back();
+  const Result result = judged(run);
+  expect_first(result, "token", 1, 0, Verdict::structural);
+  EXPECT_EQ(result.logits->argmax_equal, right.logits->argmax_equal);
+}
+
 // What was asked for and what was judged are counted against each other.
 TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
   const auto expect_doubt = [&](const std::string& why, auto change) {
@@ -181,6 +203,9 @@ TEST_F(JudgeTest, WhatWasAskedForAndNotServedIsUndecided) {
                [](FakeRun& run) {
                  for (RequestInfo& of : run.requests) of.max_new = 3 + of.id;
                });
+  expect_doubt("request 0 has 3 tokens, and asks for no more than 2", [](FakeRun& run) {
+    for (RequestInfo& of : run.requests) of.max_new = 2 + of.id;
+  });
   FakeRun run = clean();
   for (RequestInfo& of : run.requests) of.max_new = 3;
   EXPECT_EQ(judged(run).verdict, RunVerdict::clean);

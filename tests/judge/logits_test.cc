@@ -62,6 +62,38 @@ TEST(Logits, AChoiceThatIsNotTheLargestOfItsRowIsNotOneOfRounding) {
   EXPECT_EQ(moved.summary()->explained_flips, 1);
 }
 
+TEST(Logits, AChoiceThatIsNoTokenIsAnotherThanTheModels) {
+  const RecordedTensor x = logits({1, 3, 2.99});
+  LogitsComparison c(DType::bf16);
+  const TopLogits best[] = {{.row = {0, 4}, .ids = {1}, .values = {3}, .chosen = 3}};
+  c.add(0, &x, &x, &x, best);
+  EXPECT_EQ(c.summary()->unexplained_flips, 1);
+  ASSERT_EQ(c.flips(0).size(), 1u);
+  EXPECT_EQ(c.flips(0)[0].engine, 3);
+  EXPECT_EQ(c.summary()->kl_mean, 0) << "the logits are right";
+  const TopLogits none[] = {{.row = {0, 4}, .ids = {1}, .values = {3}, .chosen = kChoseMinusOne}};
+  c.add(1, &x, &x, &x, none);
+  EXPECT_EQ(c.summary()->unexplained_flips, 2);
+  EXPECT_EQ(c.flips(0).back().engine, -1);
+}
+
+// Of equal logits the op that chooses must take the first.
+TEST(Logits, RoundingExplainsNoChoiceOfAnOpThatIsWrong) {
+  const RecordedTensor exact = logits({1, 3, 2.999}), got = logits({1, 3, 3});
+  LogitsComparison c(DType::bf16);
+  const TopLogits best[] = {{.row = {0, 4}, .ids = {1, 2}, .values = {3, 3}, .chosen = 2}};
+  c.add(0, &got, &exact, &got, best);
+  ASSERT_EQ(c.summary()->explained_flips, 1);
+  c.choose_wrongly({0, 5});
+  EXPECT_EQ(c.summary()->explained_flips, 1) << "another row";
+  c.choose_wrongly({0, 4});
+  c.choose_wrongly({0, 4});
+  EXPECT_EQ(c.summary()->explained_flips, 0);
+  EXPECT_EQ(c.summary()->unexplained_flips, 1);
+  EXPECT_FALSE(c.flips(0)[0].explained);
+  EXPECT_EQ(c.flips(0)[0].ancestor, "token");
+}
+
 TEST(Logits, DivergenceIsThatOfTwoSoftmaxes) {
   const RecordedTensor exact = logits({0, 0}), got = logits({std::log(3.0), 0});
   LogitsComparison c(DType::f32);

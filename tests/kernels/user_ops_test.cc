@@ -145,6 +145,24 @@ const char* leave(const LockstepCall*, const DLTensor* out, const DLTensor*, con
 }
 const char* leave_index(const LockstepCall*, const DLTensor*, const DLTensor*) { return nullptr; }
 
+const char* choose_none(const LockstepCall*, const DLTensor* out, const DLTensor*) {
+  for (int64_t i = 0; i < out->shape[0]; ++i) static_cast<int32_t*>(out->data)[i] = -1;
+  return nullptr;
+}
+
+// As where a search that finds nothing says -1.
+TEST(WrittenOutput, OfAWrongIndexIsNotTakenForNone) {
+  const Ops user = with_user_functions(
+      cpu_ops(),
+      [](const std::string& symbol) {
+        return symbol == "lockstep_argmax" ? reinterpret_cast<void*>(choose_none) : nullptr;
+      },
+      "it");
+  Tensor chosen({2}, DType::i32);
+  EXPECT_NO_THROW(user.argmax({}, chosen, floats({1, 2, 3, 4}, {2, 2})));
+  EXPECT_EQ(chosen.as<int32_t>()[1], -1);
+}
+
 TEST(UnwrittenOutput, IsSeenInEveryDtype) {
   const auto find = [](const std::string& symbol) -> void* {
     if (symbol == "lockstep_add") return reinterpret_cast<void*>(leave);

@@ -111,6 +111,12 @@ TEST(Ops, ThatRoundOtherwiseByABorderAreRight) {
   EXPECT_GT(silu.cases, 20);
 }
 
+TEST(Ops, ThatAreWrongInCallsOfOneRowAloneAreFound) {
+  const OpsResult::Account rope = tried("fourth", "rope");
+  EXPECT_GT(rope.wrong, 0) << said_of(rope);
+  EXPECT_LT(rope.wrong, rope.cases / 4) << said_of(rope);
+}
+
 // Headers of ops promise one rounding, so that nobody has to declare it.
 TEST(Ops, ThatRoundTwiceAreRightWhereThatIsDeclared) {
   const OpsResult::Account norm = tried("rounds_twice", "rms_norm");

@@ -168,6 +168,35 @@ TEST(ResultScreen, SaysOfNoTokenThatABugChangedItWhereRoundingMayHave) {
   expect_line(screen(r), "effect   none of 15 choices differs by it; 1 differs as rounding allows");
 }
 
+// What was not compared is not said to be the same.
+TEST(ResultScreen, SaysHowManyTokensItsEffectIsOf) {
+  Result r = rope_bug();
+  r.logits->compared = 3;
+  EXPECT_NE(screen(r).find("effect   1 of 3 tokens (of 7 that were made) differs by it: "),
+            std::string::npos)
+      << screen(r);
+  r.logits->compared = 7;
+  r.requests[0].argmax = r.requests[0].tokens;
+  r.requests[0].argmax[0] += 1;
+  const std::string drawn = screen(r, 300);
+  EXPECT_NE(drawn.find("effect   1 of 7 choices differs by it: "), std::string::npos) << drawn;
+  EXPECT_NE(drawn.find("; the texts have other tokens, which were drawn or forced"),
+            std::string::npos)
+      << drawn;
+  r.requests[1].flips[0].ancestor = "";
+  EXPECT_NE(screen(r, 300).find("none of 7 choices differs by it; 1 differs by what no finding "
+                                "explains; "),
+            std::string::npos)
+      << screen(r, 300);
+  r.findings.push_back(finding_of("token", -1, 1, 0, 5));
+  EXPECT_NE(screen(r, 300).find("; 1 is another one by it, and the fp64 model's by chance"),
+            std::string::npos)
+      << screen(r, 300);
+  r.logits.reset();
+  expect_line(screen(r, 120),
+              "effect   not known: no logits were compared with those of the fp64 model");
+}
+
 // Nobody is said to have made an error that another op of its region may have made, nor a NaN that
 // was handed to it.
 TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
