@@ -102,20 +102,45 @@ INSTANTIATE_TEST_SUITE_P(Variants, TinyCleanRun,
 
 // Queries of zeros: every key has the same score, and attention makes means of a few stored
 // numbers. Many lie on the border of two, where an error of a last bit decides which is stored.
-TEST(EqualScores, AreRightWhicheverWayABorderIsRounded) {
-  const Checkpoint checkpoint = open_changed("qwen3-default", [](StoredWeights& weights) {
+class EqualScores : public testing::Test {
+ protected:
+  Result run(DType dtype, const std::optional<Ops>& ops = {}) {
+    std::vector<Request> requests;
+    for (uint64_t i = 0; i < 96; ++i)
+      requests.push_back(
+          {.prompt = some_tokens(3, checkpoint_.config().vocab, 40 + i), .max_new = 1});
+    return judged({.checkpoint = checkpoint_,
+                   .reference = open_reference(),
+                   .engine = {.dtype = dtype},
+                   .ops = ops,
+                   .requests = requests});
+  }
+
+ private:
+  Checkpoint checkpoint_ = open_changed("qwen3-default", [](StoredWeights& weights) {
     for (auto& [name, stored] : weights)
       if (name.ends_with("q_norm.weight")) std::ranges::fill(stored.bytes, '\0');
   });
-  std::vector<Request> requests;
-  for (uint64_t i = 0; i < 96; ++i)
-    requests.push_back({.prompt = some_tokens(3, checkpoint.config().vocab, 40 + i), .max_new = 1});
+};
+
+TEST_F(EqualScores, AreRightWhicheverWayABorderIsRounded) {
   for (const DType dtype : {DType::bf16, DType::f16})
-    expect_clean(judged({.checkpoint = checkpoint,
-                         .reference = open_reference(),
-                         .engine = {.dtype = dtype},
-                         .requests = requests}),
-                 std::string(name_of(dtype)));
+    expect_clean(run(dtype), std::string(name_of(dtype)));
+}
+
+TEST_F(EqualScores, OfAHeadThatIsOneSpacingOffAreWrong) {
+  if (TestDevice::device() != Device::cpu) GTEST_SKIP() << "the wrong op is one of the CPU";
+  Ops ops = cpu_ops();
+  ops.paged_attention = [](const OpContext& at, TensorView out, auto&&... inputs) {
+    paged_attention(at, out, inputs...);
+    const int64_t heads = out.shape[1], dim = out.shape[2];
+    for (int64_t i = 0; i < out.rows(); ++i)
+      for (int64_t d = 0; d < dim; ++d) ++out.as<BFloat16>()[(i * heads + 1) * dim + d].bits;
+  };
+  const Result result = run(DType::bf16, ops);
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->node.place.point->name, "attn.out");
+  EXPECT_EQ(result.first->node.place.layer, 0);
 }
 
 // Limits learnt from some runs hold for others, and are tighter than theory.
