@@ -87,6 +87,14 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
   return result;
 }
 
+// Of faults that nothing shows, where nobody asks what they changed.
+void note_unseen(const RunOptions& options, auto& result, const std::string& why) {
+  for (const FaultRequest& fault : parse_faults(options.faults))
+    result.notes.push_back(fmt::format(
+        "nothing shows the seeded {}, and whether it acted was not asked{}: it needs {}",
+        text_of(fault), why, fault_of(fault).needs));
+}
+
 }  // namespace
 
 ModesRun modes_run(const RunOptions& options, const Session& session) {
@@ -117,12 +125,8 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
   if (session.tokenizer) add_texts(result, *session.tokenizer);
   const bool asked = options.modes.empty() && !seat;  // what each fault changed
   if (asked || exit_status(result) != 0) return result;
-  for (const FaultRequest& fault : parse_faults(options.faults))
-    result.notes.push_back(fmt::format(
-        "nothing shows the seeded {}, and whether it acted was not asked{}: it needs {}",
-        text_of(fault),
-        seat ? "" : " (what is wrong alike in every way of serving shows in no --modes)",
-        fault_of(fault).needs));
+  note_unseen(options, result,
+              seat ? "" : " (what is wrong alike in every way of serving shows in no --modes)");
   return result;
 }
 
@@ -142,6 +146,9 @@ Determinism run_determinism(const RunOptions& options,
                        .provenance = provenance_of(session, command_line),
                        .progress = [&](const std::string& line) { progress.show(line); }});
   if (session.user_op_calls) session.user_op_calls->put_into(result);
+  if (exit_status(result) == 0)
+    note_unseen(options, result,
+                " (what is wrong alike in every serving shows in no --determinism)");
   return result;
 }
 

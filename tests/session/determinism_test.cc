@@ -186,6 +186,14 @@ TEST(Determinism, TheCommandSaysItInAllForms) {
   EXPECT_EQ(violation(json, rules, rules), "");
   EXPECT_EQ(json["verdict"], "clean");
   EXPECT_NE(trouble_of(call + " --modes all").find("--determinism"), std::string::npos);
+  const Json seeded =
+      Json::parse(call_lockstep(call + " --fault rope-interleaved@layer=1 --format json").out);
+  EXPECT_EQ(violation(seeded, rules, rules), "");
+  EXPECT_EQ(seeded["verdict"], "clean") << "every serving has it";
+  bool said = false;
+  for (const std::string note : seeded["notes"])
+    said |= note.starts_with("nothing shows the seeded rope-interleaved@layer=1, and whether");
+  EXPECT_TRUE(said) << seeded["notes"];
 }
 
 // In fp32, where the sum of a row shows in its bits.
