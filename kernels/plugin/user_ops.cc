@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/ending.h"
 #include "kernels/base/nearest.h"
 #include "kernels/base/printable.h"
 #include "kernels/lockstep_ops.h"
@@ -77,6 +78,7 @@ void* loaded(const std::string& path) {
   const std::string loading = fmt::format("loading {}", shown(path));
   const CrashScene scene("before any op of it was called (its file may be cut)");
   const CrashWatch watch(loading, {}, {});
+  keep_ends();
   return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 

@@ -1,5 +1,6 @@
 #include "src/session/reference_library.h"
 
+#include "kernels/base/ending.h"
 #include "src/session/shared_library.h"
 
 namespace lockstep {
@@ -8,7 +9,10 @@ ReferenceLibrary& open_reference() {
   using Factory = ReferenceLibrary* (*)();
   static const auto make = reinterpret_cast<Factory>(torch_factory(
       "liblockstep_reference.so", "lockstep_reference", "judging needs the LibTorch reference"));
-  static ReferenceLibrary* library = make();
+  static ReferenceLibrary* library = [] {
+    end_at_once();  // asked for after LibTorch's own ends, so that it comes before them
+    return make();
+  }();
   return *library;
 }
 

@@ -1,4 +1,5 @@
 // The shared library as the commands meet it: what comes out of it, and what is not in it.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -6,8 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
+#include "kernels/base/ending.h"
 #include "src/session/reference_library.h"
 #include "tests/helpers.h"
 #include "tests/places.h"
@@ -51,6 +54,31 @@ TEST(Library, HasNoOpOfTheEngine) {
 
 TEST(Library, SaysWhichLibTorchItIs) {
   EXPECT_EQ(open_reference().version().find("2."), 0u) << open_reference().version();
+}
+
+// Ends this process, whose statics say that they end.
+[[noreturn]] void leave() {
+  std::atexit([] { std::fputs(", as statics do", stderr); });
+  open_reference();
+  std::setvbuf(stderr, nullptr, _IOFBF, BUFSIZ);
+  std::fputs("it ends", stderr);
+  std::exit(3);
+}
+
+TEST(Library, IsLeftAtOnceAndWithAllThatWasPrinted) {
+  if (dlsym(RTLD_DEFAULT, "__lsan_do_leak_check") != nullptr)
+    GTEST_SKIP() << "what looks for leaks is a static that must end";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(leave(), testing::ExitedWithCode(3), "^it ends$");
+}
+
+TEST(Library, IsLeftAsOthersWhoseCodeIsHereWantIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto leave_with_others = [] {
+    keep_ends();
+    leave();
+  };
+  EXPECT_EXIT(leave_with_others(), testing::ExitedWithCode(3), "^it ends, as statics do$");
 }
 
 // The address space of the process held at what it has and a little more, until destroyed.
