@@ -87,7 +87,7 @@ Result run_in_modes(const RunOptions& options, Session& session, Progress& progr
   return result;
 }
 
-// Of faults that nothing shows, where nobody asks what they changed.
+// Notes the faults that nothing shows, where nobody asks what they changed.
 void note_unseen(const RunOptions& options, auto& result, const std::string& why) {
   for (const FaultRequest& fault : parse_faults(options.faults))
     result.notes.push_back(fmt::format(
