@@ -39,7 +39,7 @@ __device__ double turned_chance(double want, double spacing, double inner, doubl
 
 // An element beside what the dtype makes of its exact result.
 struct Beside {
-  double want, got, rounded, spacing, limit, over_v, may_misround, eta, budgets;
+  double want, got, rounded, spacing, limit, over_v, may_misround, slice_misround, eta, budgets;
   bool differs, is_plain;
 
   __device__ Beside(const RowsToWeigh& rows, int64_t i) {
@@ -49,14 +49,16 @@ struct Beside {
     spacing = spacing_around(rows, want);
     limit = spacing_around(rows, fabs(want) + own) / 2 + own;
     over_v = 1 / (spacing * spacing / 12 + variance);
-    // fmax: NaN, as 0 of 0 is, is less than a number.
-    const double deviation = sqrt(variance), smaller = rows.usual * deviation / fabs(want);
-    may_misround = fmin(fmin(deviation / spacing, rows.misrounds * fmax(smaller, 1.0)), 1.0);
+    const double deviation = sqrt(variance), inside = deviation / spacing;
+    may_misround = fmin(fmin(inside, rows.misrounds), 1.0);
     const double shift = 0x1.8p52 * spacing, half = spacing / 2, room = limit - half;
     rounded = copysign((want + shift) - shift, want);
     eta = got - want, budgets = fabs(eta) / limit;
+    // Of a sum; fmax: NaN, as 0 of 0 is, is less than a number.
+    const double most = rows.misrounds * fmax(rows.usual * deviation / fabs(want), 1.0);
+    slice_misround = fmin(fmin(inside, most), 1.0);
     if (rows.meets_borders) {
-      may_misround = fmin(turned_chance(want, spacing, room, may_misround), 1.0);
+      slice_misround = may_misround = fmin(turned_chance(want, spacing, room, may_misround), 1.0);
       const double unseen = kOracleError * room;
       const bool is_on_border = fabs(half - fabs(rounded - want)) <= unseen;
       if (!rows.is_exact && is_on_border && fabs(eta) - half <= unseen) rounded = got;
@@ -172,7 +174,7 @@ __device__ void add(const RowsToWeigh& rows, int64_t first, int64_t in_row, int6
   row.cross += term;
   if (!rows.shared) row.scatter += term * term;
   const float narrow_unit = static_cast<float>(unit), narrow_due = static_cast<float>(due);
-  const float narrow_may = static_cast<float>(e.may_misround);
+  const float narrow_may = static_cast<float>(e.slice_misround);
   const float narrow_budgets = static_cast<float>(e.budgets);
   rows.unit[i] = narrow_unit, rows.due[i] = narrow_due, rows.budgets[i] = narrow_budgets;
   rows.may_misround[i] = narrow_may, rows.misrounded[i] = e.differs;

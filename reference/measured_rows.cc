@@ -221,7 +221,7 @@ DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
 struct Beside {
-  at::Tensor want, got, spacing, limit, variance, misround, shared;
+  at::Tensor want, got, spacing, limit, variance, misround, slice_misround, shared;
 };
 
 // own_errors().
@@ -245,12 +245,16 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
   const at::Tensor deviation = variance.sqrt();
-  const at::Tensor smaller = (own.usual * deviation / e.want.abs()).nan_to_num(1).clamp_min(1);
-  e.misround = at::minimum(deviation / e.spacing, rows.misrounds * smaller).clamp_max(1);
+  e.misround = (deviation / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
   if (rows.meets_borders)
     e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
+  e.slice_misround = e.misround;
+  if (own.usual > 0) {
+    const at::Tensor smaller = (own.usual * deviation / e.want.abs()).nan_to_num(1).clamp_min(1);
+    e.slice_misround = at::minimum(deviation / e.spacing, rows.misrounds * smaller).clamp_max(1);
+  }
   return e;
 }
 
@@ -363,7 +367,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
-  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.misround),
+  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.slice_misround),
               differs};
   const int64_t groups = groups_of(rows, e.shared);
   if (groups == 0)

@@ -51,10 +51,13 @@ class Filler {
     budget_.gain = op.gain(exact);
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
-    if (op.is_sum) usual_ = usual_sum(static_cast<double>(exact.terms));
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
+    if (op.is_sum) {
+      usual_ = usual_sum(static_cast<double>(exact.terms));
+      budget_.slice_misround.resize(count);
+    }
     if (op.has_shared) budget_.shared.resize(count);
     if (op.has_underflow) budget_.underflow.resize(count);
   }
@@ -76,7 +79,8 @@ class Filler {
   void widen(double factor) {
     for (double& limit : budget_.limit) limit *= factor;
     for (double& variance : budget_.variance) variance *= factor * factor;
-    for (double& chance : budget_.misround) chance = std::min(1.0, factor * chance);
+    for (auto* chances : {&budget_.misround, &budget_.slice_misround})
+      for (double& chance : *chances) chance = std::min(1.0, factor * chance);
     budget_.gain *= factor;
   }
 
@@ -138,12 +142,14 @@ class Filler {
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     const double deviation = std::sqrt(inner.variance);
-    const double smaller = usual_ * deviation / std::fabs(exact_.want[i]);
-    const double most = budget_.misrounds * (smaller > 1 ? smaller : 1);
-    double inside = std::min(deviation / spacing, most);
+    double inside = std::min(deviation / spacing, budget_.misrounds);
     // After a rounding on the way results lie anywhere, or a product is exact.
     if (budget_.meets_borders) inside = turned(exact_.want[i], budget_.limit[at], inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
+    if (budget_.slice_misround.empty()) return;
+    budget_.slice_misround[at] = std::min(
+        1.0,
+        chance + slice_misround(deviation, exact_.want[i], spacing, budget_.misrounds, usual_));
   }
 
   const JudgedOp& op_;
@@ -236,6 +242,7 @@ void widen(Budget& budget, const Exact& exact, size_t first, std::span<const dou
     // misrounds says nothing here.
     budget.misround[i] = 1;
   }
+  budget.slice_misround.clear();
   budget.misrounds = 1;
   budget.gain = 0;
 }

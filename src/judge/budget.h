@@ -41,6 +41,12 @@ struct Budget {
   // `want` lies to it (roundoff.h, turning_chance); and what a rounding on the way may do of
   // itself.
   std::vector<double> misround;
+  // The same where elements are taken by slices, of a sum: one whose products nearly cancel has a
+  // finer spacing and the same error. Among all elements few do, but whole columns where all rows
+  // are nearly alike, as means over many keys are. Of what comes to less than usual_sum() says
+  // `misrounds` is larger in proportion: twice and more of what the worst columns of such products
+  // on an H100 have. Empty: as misround.
+  std::vector<double> slice_misround;
   double gain = 0;       // relative error that all elements may have in common
   double misrounds = 1;  // the most of `misround`, roundings on the way left out
   // JudgedOp::meets_borders, of a result that nothing rounds on the way: of those that lie on a
@@ -59,11 +65,7 @@ struct Budget {
 // misround (roundoff.h, near_tie).
 // Where all heads and layers read the values in one table (rope), its ties are no independent
 // errors: V is infinite there. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
-// products on CPUs and GPUs have; no limit in fp32. That is of results of a usual size: a sum whose
-// products nearly cancel has a finer spacing and the same error. Whole columns cancel where all
-// rows are nearly alike, as means over many keys are. Of what comes to less than usual_sum() says
-// the most is larger in proportion: twice and more of what the worst columns of such products on
-// an H100 have. Throws Error when `exact` lacks a magnitude
+// products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
 // that `op` needs, or some of the elements. Several threads may ask at once.
 Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
 

@@ -382,10 +382,10 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const Budget b = budget_of_row(block, i);
   if (options_.show && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
-  into = member.meter->measure(
-      block.rows[i].position,
-      {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried, b.meets_borders},
-      std::move(into.elements));
+  into = member.meter->measure(block.rows[i].position,
+                               {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain,
+                                b.carried, b.meets_borders, b.slice_misround},
+                               std::move(into.elements));
   // Far below a budget no element is over it by another rounding of the quotient.
   const Measure& measure = into.measure;
   const bool sure = measure.excluded == 0 && measure.worst.budgets < 0.999;

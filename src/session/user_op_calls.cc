@@ -62,12 +62,13 @@ void UserOpCalls::say_in(AnyResult& result) const {
   const std::vector<std::string_view> left = names(false);
   if (left.empty()) return;
   result.provenance["user_ops"] = called();
+  const bool one = left.size() == 1;
   const std::string says = fmt::format(
-      "{} of {} {} never called, so that nothing is known of {}: export what this model calls, or "
-      "take a model and options that call {}",
-      fmt::join(left, ", "), file_, left.size() == 1 ? "was" : "were",
-      left.size() == 1 ? "it" : "them", left.size() == 1 ? "it" : "them");
-  if (result.verdict == RunVerdict::clean) {
+      "{} of {} {} never called, so that nothing is known of {}: take a model and options that "
+      "call {}, or try {} by lockstep ops",
+      fmt::join(left, ", "), file_, one ? "was" : "were", one ? "it" : "them", one ? "it" : "them",
+      one ? "it" : "them");
+  if (result.verdict == RunVerdict::clean && left.size() == ops_.size()) {
     result.verdict = RunVerdict::inconclusive;
     result.story = fmt::format("{}. {}", says, result.story);
   } else {

@@ -30,8 +30,8 @@ class UserOpCalls {
   // The same of those that were called; "": none was.
   std::string called() const;
 
-  // Has a result name as the user's ops those that were called. Where one was not, the result says
-  // so, and a clean one becomes inconclusive.
+  // Has a result name as the user's ops those that were called, and say which were not: a library
+  // may have ops of more models than one. A clean result becomes inconclusive where none was.
   void put_into(Result& result) const;
   void put_into(Determinism& result) const;
 

@@ -158,6 +158,8 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
                WeighedRow& weighed) {
   enum { kElements, kUnits, kDue, kMisrounded, kMay, kPower, kOffset, kCross, kScatter, kSums };
   const double *want = row.want.data(), *got = row.got.data(), *may = row.misround.data();
+  const double* const in_slices =
+      row.slice_misround.empty() ? row.misround.data() : row.slice_misround.data();
   const double *rounded = stored.rounded.data(), *spacing = stored.spacing.data();
   const double *inverse = stored.inverse.data(), *budgets = stored.budgets.data();
   double* const w_want = weighed.want.data();
@@ -182,7 +184,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           w_unit[i] = to_f32(counts > 0 ? unit : -1);
           w_due[i] = to_f32(due);
           w_budgets[i] = to_f32(budgets[i]);
-          w_may[i] = to_f32(chance);
+          w_may[i] = to_f32(counts * in_slices[i]);
           w_misrounded[i] = to_f32(misrounded);
           sums[kElements][lane] += counts;
           sums[kUnits][lane] += unit;

@@ -81,6 +81,7 @@ struct RowNumbers {
   // The part of V that comes by the inputs of the op, as these were not seen. Empty: none.
   std::span<const double> carried = {};
   bool meets_borders = false;
+  std::span<const double> slice_misround = {};  // Budget::slice_misround
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure

@@ -103,5 +103,6 @@ class BaseTraces:
         """Lets a trace say that it is of the checkpoint that it is judged against."""
         right = trace_file.load(self.path("greedy")).provenance
         trace = trace_file.load(path)
-        trace.provenance |= {name: right[name] for name in ("model", "model_xxh3")}
+        trace.provenance |= {name: right[name] for name in right if name.startswith("model")
+                             or name == "weights_xxh3"}
         trace_file.save(trace, path)

@@ -54,12 +54,11 @@ TEST_F(PythonOps, ThatAreRightComeOutClean) {
   EXPECT_EQ(result["provenance"]["user_ops_xxh3"].get<std::string>().size(), 16u);
   // A model without experts leaves those of experts uncalled, and says so.
   outcome = run_with(right, "qwen2-sliding", "--dtype fp32");
-  EXPECT_EQ(outcome.status, 2) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("ops: gather_rows, rms_norm"), std::string::npos) << outcome.out;
-  EXPECT_NE(outcome.out.find("inconclusive: top_k, softmax_of, expert_matmul, weighted_sum of"),
+  EXPECT_NE(outcome.out.find("note     top_k, softmax_of, expert_matmul, weighted_sum of"),
             std::string::npos)
       << outcome.out;
-  EXPECT_NE(outcome.out.find(". No bug: "), std::string::npos) << outcome.out;
 }
 
 TEST_F(PythonOps, ThatNoInstructionCallsAreRefused) {
