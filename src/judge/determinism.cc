@@ -44,6 +44,7 @@ std::optional<Circumstance> apart_by(const ServingFacts& a, const ServingFacts& 
   if (a.threads != b.threads) by.push_back(Circumstance::threads);
   if (a.place != b.place) by.push_back(Circumstance::place);
   if (a.batch != b.batch) by.push_back(Circumstance::batch);
+  if (a.uneven != b.uneven) by.push_back(Circumstance::lengths);
   if (by.empty()) return Circumstance::nothing;
   // A serving that repeats another answers one question alone, whether the very same gives the same
   // bits; in all others it would count a pair twice.
@@ -139,7 +140,7 @@ class OpComparison {
       const ServingFacts& first = servings_.front();
       const ServingFacts& facts = servings_[i];
       if (facts.threads != first.threads || facts.graph != first.graph || facts.place != 0 ||
-          facts.repeat > 0)
+          facts.repeat > 0 || facts.uneven)
         continue;
       for (const auto& [position, row] : bits_[i][place_]) {
         auto& [is_decode, by_rows] = rows[{facts.request, position}];
@@ -199,6 +200,8 @@ std::string_view words_of(Circumstance by) {
       return "the number of threads";
     case Circumstance::place:
       return "the place in the batch";
+    case Circumstance::lengths:
+      return "the lengths of other requests in the batch";
     case Circumstance::batch:
       break;
   }
@@ -248,6 +251,7 @@ void conclude(Determinism& result) {
 std::string ServingFacts::text() const {
   std::string text =
       batch == 1 ? "alone" : fmt::format("number {} of {} requests", place + 1, batch);
+  if (uneven) text += " of other lengths";
   if (threads > 0) text += fmt::format(", {} thread{}", threads, threads == 1 ? "" : "s");
   if (graph) text += ", from graphs";
   if (repeat > 0) text += fmt::format(", once more ({})", repeat);

@@ -23,10 +23,11 @@ enum class Circumstance : uint8_t {
   threads,  // another number of them
   place,    // other requests before and behind it in a batch of the same size
   batch,    // another number of requests in the batch
+  lengths,  // as many requests in the batch, of other lengths, and as many rows in each pass
 };
 template <>
 inline constexpr auto kNamesOf<Circumstance> =
-    std::to_array<const char*>({"nothing", "graph", "threads", "place", "batch"});
+    std::to_array<const char*>({"nothing", "graph", "threads", "place", "batch", "lengths"});
 
 // One serving of one request that was asked for.
 struct ServingFacts {
@@ -35,7 +36,8 @@ struct ServingFacts {
   int64_t place = 0;  // of this one among them
   int threads = 0;
   bool graph = false;
-  int repeat = 0;  // how often the very same was served before
+  int repeat = 0;       // how often the very same was served before
+  bool uneven = false;  // the others are shorter and longer than it, and not as long
 
   std::string text() const;  // "second of 4 requests, 1 thread"
 };

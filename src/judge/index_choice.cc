@@ -1,7 +1,8 @@
 // A choice of k indices is right when no value that was left out is above one that was taken; of
 // ties and their order more is asked only of ops that promise it. Where the values are known but
 // for an error, each may be off by its slack, and the choice is wrong only when it is so for all
-// values within. NaN among the values has no largest; then only an index of nothing is wrong.
+// values within. NaN among the values is the largest where an op promises that too; elsewhere only
+// an index of nothing is wrong then.
 #include "src/judge/index_choice.h"
 
 #include <algorithm>
@@ -19,6 +20,7 @@ struct WrongIndex {
   bool found = false;
   bool unknown = false;   // it is the index of nothing
   bool by_order = false;  // the values are the largest; others of them come first
+  bool of_nan = false;    // NaN is among them, and counts as the largest
   double want = 0, got = 0;
 };
 
@@ -66,7 +68,23 @@ WrongIndex out_of_order(const std::vector<double>& row, const std::vector<double
   return {.found = true, .by_order = true, .want = static_cast<double>(*want), .got = *got};
 }
 
+// NaN becomes the largest number, as ops say that promise an order. No value of an fp64 tensor is
+// as large as a double can be.
+void put_nan_first(std::vector<double>& row) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (double& x : row) {
+    if (x == kInfinity) x = std::numeric_limits<double>::max();
+    if (std::isnan(x)) x = kInfinity;
+  }
+}
+
 std::string rule_of(const WrongIndex& wrong, bool one) {
+  if (wrong.of_nan)
+    return one ? "the token is not that of the first NaN among the logits, which is larger than "
+                 "any "
+                 "number"
+               : "the experts chosen are not those of the largest logits, of which a NaN is larger "
+                 "than any number";
   if (wrong.by_order)
     return one ? "the token is not the first of the largest logits"
                : "the experts chosen are not in the order of their logits, equal ones by number";
@@ -125,19 +143,22 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const Tens
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
     const int64_t at = i;
-    const std::vector<double> row = widened_row(values, at);
+    std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
     const std::vector<double> indices = widened_row(chosen, at);
+    const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
+    const bool in_order = ties == Ties::first && slack.empty();
+    if (in_order && nan) put_nan_first(row);
     WrongIndex wrong = wrong_index(row, indices, slack);
     alike = alike || are_alike(row, slack);
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
-    const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
-    if (ties == Ties::first && !wrong.found && !nan && slack.empty())
-      wrong = out_of_order(row, indices);
-    // Among NaN nothing is the largest; an index of nothing is wrong all the same.
+    if (in_order && !wrong.found) wrong = out_of_order(row, indices);
+    wrong.of_nan = in_order && nan;
+    // Where nobody says that NaN is the largest, nothing is; an index of nothing is wrong all the
+    // same.
     nan_rows += nan ? 1 : 0;
-    if (!wrong.found || (nan && !wrong.unknown)) continue;
+    if (!wrong.found || (nan && !in_order && !wrong.unknown)) continue;
     outcome.node.wrong.push_back({at, {true}});
     if (outcome.node.verdict == Verdict::bitwise)
       show(outcome.node, wrong, node.rows[i].position, one);

@@ -7,7 +7,7 @@ namespace lockstep {
 
 enum class Ties : uint8_t {
   any,
-  first,  // the largest first, and of equal ones the smaller index
+  first,  // the largest first, and of equal ones the smaller index; a NaN is larger than any number
 };
 
 // Whether the indices that an op chose (argmax, top_k), `chosen` [rows, k] or [rows], are those of

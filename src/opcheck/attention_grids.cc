@@ -13,7 +13,8 @@ using Stretch = GridCase::Stretch;
 constexpr int64_t kHeadDims[] = {64, 80, 96, 128, 256};
 constexpr int64_t kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
 constexpr int64_t kPages[] = {8, 16, 32};
-constexpr int32_t kFar = 65530;  // rows from here on cross 65536
+constexpr int32_t kFar = 65530;       // rows from here on cross 65536
+constexpr int32_t kFarther = 131069;  // and from here 2^17
 
 GridCase attention(int64_t head_dim, int64_t kv_heads, int64_t group, int64_t page,
                    std::vector<Stretch> pass) {
@@ -113,7 +114,10 @@ std::vector<GridCase> rope_grid() {
       add(head_dim, 2, {{0, 7}, {30, 1}}).values = values;
     add(head_dim, 2, {{30, 1}});  // alone, as in a decode step
     add(head_dim, 2, {{32766, 4}}).thin = true;
-    add(head_dim, 2, {{kFar, 9}, {10, 1}}).thin = true;
+    if (head_dim == 64)
+      add(head_dim, 2, {{kFar, 9}, {10, 1}, {kFarther, 5}}).thin = true;
+    else
+      add(head_dim, 2, {{kFar, 9}, {10, 1}}).thin = true;
   }
   add(128, 16, {{0, 128}}).timed = true;
   return all;

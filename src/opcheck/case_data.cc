@@ -10,11 +10,13 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <random>
 
 #include "kernels/base/check.h"
+#include "kernels/base/dtype.h"
 #include "src/session/store.h"
 #include "src/weights/rope_tables.h"
 
@@ -31,6 +33,8 @@ constexpr std::array<int64_t, 4> kPeriods = {kTable, 16381, 16369, 16363};
 // The most that the normal numbers of a table may be scaled by where fp16 holds them all. 3.5 x
 // 18000 is below fp16's largest number, 65504.
 constexpr double kLarge = 18000;
+// Beyond it 1 / (1 + e^-x) is subnormal in fp32, where no SiLU need be one rounding off.
+constexpr double kLeastGate = -86;
 // Scores of such Q and K overflow fp16, and so do the exponentials of such gates.
 constexpr double kLargeScore = 60, kLargeGate = 100, kLargeUp = 1000, kLargeLogit = 300;
 
@@ -72,6 +76,48 @@ double scale_of(const Point& p, Values values, DType dtype) {
   return kLarge;
 }
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A NaN in each row, before the end or at it; where the first of several is promised, two.
+void put_nan(const TensorView& logits, bool two) {
+  const int64_t width = logits.row_size();
+  for (int64_t row = 0; row < logits.rows(); ++row) {
+    const bool last = row % 3 == 1;
+    store(logits, row * width + (last ? width - 1 : width / 3), kNan);
+    if (two && row % 3 == 2) store(logits, row * width + width / 2, kNan);
+  }
+}
+
+// Rows of logits below anything that a search for the largest may begin with, or -inf, as a mask
+// makes them: all of a row, or all but one.
+void make_low(const TensorView& logits) {
+  const int64_t width = logits.row_size();
+  for (int64_t i = 0; i < logits.count(); ++i) {
+    const int64_t row = i / width;
+    const double x = value_at(logits, i);  // within 3.5
+    const double low = -30000 + 3000 * x, lowest = format_of(logits.dtype).max * (0.05 * x - 0.8);
+    const bool masked = row % 4 == 2 || (row % 4 == 3 && i % width != width - 2);
+    store(logits, i, masked ? -kInfinity : row % 4 == 1 ? lowest : low);
+  }
+}
+
+// The first row's largest is larger than one before it by the last digit alone; the last row's is
+// the last, behind all whole tiles.
+void put_largest(const TensorView& logits) {
+  const int64_t width = logits.row_size(), rows = logits.rows();
+  const auto above = [&](int64_t row) {
+    double most = -kInfinity;
+    for (int64_t i = 0; i < width; ++i) most = std::max(most, value_at(logits, row * width + i));
+    return most + std::fabs(most) / 4 + 1;
+  };
+  if (rows < 2) return;
+  store(logits, width / 2, above(0));
+  const double nearly = value_at(logits, width / 2);
+  store(logits, width * 3 / 4, nearly + ulp(nearly, logits.dtype));
+  store(logits, rows * width - 1, above(rows - 1));
+}
+
 class CaseMaker {
  public:
   CaseMaker(const GridCase& shape, const OpPlaces& places, DType dtype)
@@ -87,6 +133,7 @@ class CaseMaker {
   PassInfo info_of(size_t pass) const;
   RecordedTensor tensor_of(const Place& place, const Pass& pass);
   void fill_choices(const TensorView& out, const RecordedTensor* logits);
+  void shape_logits(const TensorView& out) const;
   void add_tables(Pass& pass) const;
   RecordedTensor cache_of(const Place& place, int32_t request, int64_t length);
 
@@ -149,7 +196,7 @@ Shape CaseMaker::shape_of(const Point& p, int64_t rows) const {
 }
 
 // A page table in order would hide an op that ignores it, so pages are dealt out at random, always
-// the same.
+// the same. The first page of the pool is somebody's, as an op may take its number for none.
 void CaseMaker::give_pages() {
   std::map<int32_t, int64_t> lengths;
   for (const auto& pass : shape_.passes)
@@ -162,6 +209,9 @@ void CaseMaker::give_pages() {
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 random(11);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  const size_t given = order.size() - 3;
+  if (const auto at = std::ranges::find(order, 0) - order.begin(); at >= std::ssize(order) - 3)
+    std::swap(order[static_cast<size_t>(at)], order[order.size() % given]);
   size_t next = 0;
   for (const auto& [request, length] : lengths)
     for (int64_t at = 0; at < length; at += shape_.page_size)
@@ -174,10 +224,10 @@ PassInfo CaseMaker::info_of(size_t number) const {
   PassInfo info{.pass = static_cast<int32_t>(number)};
   const auto token_at = [&](int32_t request, int32_t position) {
     const bool is_id = places_.outputs.front().point->op == OpKind::gather;
-    const int64_t unlike = int64_t{request} * 65537 + position + 1;
-    // Both ends of a table are among its rows that are read.
+    const int64_t unlike = int64_t{request} * 65537 + position;
+    // Both ends of a table are among its rows that are read: of the first, or of the first two.
     return static_cast<int32_t>(is_id ? (shape_.model.vocab - 1) * unlike % shape_.model.vocab
-                                      : unlike);
+                                      : unlike + 1);
   };
   const auto& pass = shape_.passes[number];
   for (size_t r = 0; r < pass.size(); ++r) {
@@ -217,6 +267,17 @@ void CaseMaker::fill_choices(const TensorView& out, const RecordedTensor* logits
       });
     std::copy_n(all.begin(), chosen, out.as<int32_t>() + row * chosen);
   }
+}
+
+// An op that chooses is tried where it may overlook the largest. A choice of several puts them in
+// an order, which is promised of numbers.
+void CaseMaker::shape_logits(const TensorView& out) const {
+  const OpKind op = places_.outputs.front().point->op;
+  const bool one = op == OpKind::argmax;
+  if (!one && op != OpKind::top_k) return;
+  if (shape_.values == Values::nan) put_nan(out, one);
+  if (shape_.values == Values::low) make_low(out);
+  if (one && (shape_.values == Values::usual || shape_.values == Values::large)) put_largest(out);
 }
 
 // The rows of cosines and sines that RoPE reads: it is judged on them, and not on their rounding.
@@ -259,12 +320,16 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
   for (int64_t i = 0; i < out.count(); ++i) {
     const double x = value_at(out, i);
     if (p.name == "mlp.weights") store(out, i, std::min(1.0, std::fabs(x) / 4));
-    // Where e^-x is no number of fp32, no SiLU in fp32 is one rounding off.
     if (shape_.values == Values::large && is_any(p, {"mlp.gate", "mlp.expert_gate"}))
-      store(out, i, std::max(-60.0, x));
+      store(out, i, std::max(kLeastGate, x));
     if (shape_.values == Values::ties) store(out, i, std::round(1.3 * x));
     if (shape_.values == Values::zeros && i / out.row_size() % 3 == 1) store(out, i, 0);
+    // Two inputs of an op have theirs in other elements, and in some both.
+    if (shape_.values == Values::nan && !is_any(p, {"logits", "mlp.router"}) &&
+        (i + std::ssize(pass.tensors)) % (fills_ % 2 == 0 ? 7 : 11) == 5)
+      store(out, i, kNan);
   }
+  if (is_any(p, {"logits", "mlp.router"})) shape_logits(out);
   return made;
 }
 

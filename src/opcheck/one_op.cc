@@ -5,6 +5,7 @@
 #include "src/opcheck/one_op.h"
 
 #include <cstring>
+#include <optional>
 #include <set>
 #include <type_traits>
 
@@ -50,6 +51,82 @@ class SlotGuard {
   Tensor slots_, k_, v_;
 };
 
+// A call of an op that writes a cache, made once more with slots of -1 in some of its rows, which
+// must write nowhere: rows that pad a batch have such slots, and no pass of the grid is padded. The
+// row whose slot is 0 is one of them, since an op may take that for the place of nobody. The cache
+// is a copy, behind a page that nobody has.
+class PaddedCall {
+ public:
+  PaddedCall(const KvCache& before, const TensorView& slots)
+      : page_bytes_(before.k.bytes() / before.pages()),
+        slot_bytes_(page_bytes_ / before.page_size()),
+        k_(behind_a_page(before.k)),
+        v_(behind_a_page(before.v)),
+        slots_(copy_on(Device::cpu, slots)),
+        device_slots_(copy_on(slots.device, padded())),
+        device_k_(copy_on(before.k.device, k_)),
+        device_v_(copy_on(before.v.device, v_)),
+        cache_{device_k_.part(page_bytes_, before.k.shape, before.k.dtype),
+               device_v_.part(page_bytes_, before.v.shape, before.v.dtype)} {}
+
+  KvCache cache() const { return cache_; }
+  const TensorView& slots() const { return device_slots_; }
+
+  // Throws OpError where a row that is left out wrote anything, or one that is not has not what the
+  // same row has in `right`, the cache after the call of all rows.
+  void check_against(const KvCache& right, const std::string& who) const {
+    compare(k_, device_k_, right.k, who);
+    compare(v_, device_v_, right.v, who);
+  }
+
+ private:
+  bool is_kept(int64_t row) const { return row % 2 == 1 && slots_.as<int64_t>()[row] > 0; }
+
+  Tensor behind_a_page(const TensorView& half) const {
+    const Tensor all({half.shape[0] + 1, half.shape[1], half.shape[2], half.shape[3]}, half.dtype);
+    std::memset(all.as<char>(), 0, static_cast<size_t>(page_bytes_));
+    copy(all.part(page_bytes_, half.shape, half.dtype), half);
+    return all;
+  }
+
+  Tensor padded() const {
+    const Tensor some(slots_.view().shape, DType::i64);
+    for (int64_t row = 0; row < slots_.view().count(); ++row)
+      some.as<int64_t>()[row] = is_kept(row) ? slots_.as<int64_t>()[row] : -1;
+    return some;
+  }
+
+  void compare(const Tensor& before, const Tensor& after, const TensorView& right,
+               const std::string& who) const {
+    const Tensor now = copy_on(Device::cpu, after), all = copy_on(Device::cpu, right);
+    std::set<int64_t> kept;
+    for (int64_t row = 0; row < slots_.view().count(); ++row)
+      if (is_kept(row)) kept.insert(slots_.as<int64_t>()[row]);
+    const int64_t margin = page_bytes_ / slot_bytes_;
+    for (int64_t slot = -margin; slot < all.view().bytes() / slot_bytes_; ++slot) {
+      const bool is_own = kept.contains(slot);
+      const char* want = is_own ? all.as<char>() + slot * slot_bytes_
+                                : before.as<char>() + (slot + margin) * slot_bytes_;
+      if (std::memcmp(want, now.as<char>() + (slot + margin) * slot_bytes_,
+                      static_cast<size_t>(slot_bytes_)) == 0)
+        continue;
+      if (is_own)
+        throw OpError(fmt::format(
+            "{} writes slot {} of the cache otherwise where the slots of other rows are -1: rows "
+            "with a negative slot write nowhere, and all others as ever",
+            who, slot));
+      throw OpError(fmt::format(
+          "{} wrote slot {} of the cache, which no row has, in a call in which the slots "
+          "of some rows are -1: a row with a negative slot must write nowhere",
+          who, slot));
+    }
+  }
+
+  int64_t page_bytes_, slot_bytes_;
+  Tensor k_, v_, slots_, device_slots_, device_k_, device_v_;
+  KvCache cache_;
+};
+
 template <typename Call>
 // A refusal is an answer, and passes through.
 void as_op_error(const Call& call) {
@@ -81,8 +158,16 @@ class Putting {
                                                             const QkNormRopeKvWrite& a) {
       ++*calls;
       const SlotGuard guard(a.cache, a.slots);
+      std::optional<PaddedCall> padded;
+      if (*calls == 1) padded.emplace(a.cache, a.slots);
       as_op_error([&] { inner(context, a); });
       guard.check_others(who);
+      if (!padded) return;
+      QkNormRopeKvWrite again = a;
+      const Tensor q_rope(a.q_rope.shape, a.q_rope.dtype, a.q_rope.device);
+      again.q_rope = q_rope, again.cache = padded->cache(), again.slots = padded->slots();
+      as_op_error([&] { inner(context, again); });
+      padded->check_against(a.cache, who);
     };
   }
 
@@ -95,13 +180,24 @@ class Putting {
                                                   const auto& out, const auto&... in) {
       ++*calls;
       if constexpr (std::is_same_v<std::decay_t<decltype(out)>, KvCache>) {
-        const SlotGuard guard(out, std::get<sizeof...(in) - 1>(std::tie(in...)));
-        as_op_error([&] { inner(context, out, in...); });
-        guard.check_others(who);
+        write_cache(inner, context, out, in..., who, *calls == 1);
       } else {
         as_op_error([&] { inner(context, out, in...); });
       }
     });
+  }
+  template <typename Inner>
+  static void write_cache(const Inner& inner, const OpContext& context, const KvCache& cache,
+                          const TensorView& k, const TensorView& v, const TensorView& slots,
+                          const std::string& who, bool is_first) {
+    const SlotGuard guard(cache, slots);
+    std::optional<PaddedCall> padded;
+    if (is_first) padded.emplace(cache, slots);
+    as_op_error([&] { inner(context, cache, k, v, slots); });
+    guard.check_others(who);
+    if (!padded) return;
+    as_op_error([&] { inner(context, padded->cache(), k, v, padded->slots()); });
+    padded->check_against(cache, who);
   }
   template <typename Signature>
   void put(const FusedRow& row, std::function<Signature>& to,

@@ -29,7 +29,8 @@ struct OneOp {
   std::shared_ptr<int64_t> calls;  // of the user's op
 };
 // own and of_user are copied; `library` is named in the sentences of OpError. Where the op writes a
-// cache the caches are copied around each call, on the CPU.
+// cache the caches are copied around each call, on the CPU; the first of `calls` is made once more,
+// with negative slots in some rows, which must write nowhere.
 OneOp one_op(std::string_view op, const Ops& own, const Ops& of_user, const std::string& library);
 
 }  // namespace lockstep

@@ -38,6 +38,8 @@ struct GridCase {
     zeros,  // every third row is 0
     ties,   // equal ones in a row
     huge,   // sums overflow each dtype, results of norms fp16, and no number on the way does
+    nan,    // some are NaN
+    low,    // logits far below 0: near the lowest number, and -inf
   };
 
   std::string_view point;  // that the op names in its call; of a layer, that is layer 0

@@ -65,6 +65,12 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
   return judge;
 }
 
+// Inputs that are not finite are the grid's own: an op that hands them on as its exact result does
+// is right. Elsewhere somebody made them, and the judge reports the first that reads them.
+bool hands_on(const Finding& finding) {
+  return finding.verdict == Verdict::nonfinite && finding.rule.starts_with("propagated: ");
+}
+
 // A rule without what it ends with where another contract explains the finding.
 std::string without_contract(const std::string& rule) {
   for (const char* says : {kRightAs, kWithinWider})
@@ -185,7 +191,8 @@ OpTrial::Verdict OpTrial::verdict_of(const Result& result, const Judge& judge) c
       verdict.budgets = std::max(verdict.budgets, place.worst_t1);
   const Finding* gravest = nullptr;
   for (const Finding& finding : result.findings)
-    if (gravest == nullptr || finding.budgets > gravest->budgets) gravest = &finding;
+    if (!hands_on(finding) && (gravest == nullptr || finding.budgets > gravest->budgets))
+      gravest = &finding;
   if (gravest == nullptr) return verdict;
   const Finding& f = *gravest;
   verdict.budgets = std::max(verdict.budgets, f.budgets);

@@ -1,7 +1,7 @@
 // Shapes of the ops whose rows know nothing of each other. Widths around those of vectors and
 // tiles: multiples of 32, one more, odd ones, and ones that real models have; rows from one to a
 // few tiles. Of each op a few cases have numbers that overflow fp16, are nearly subnormal, or are
-// 0.
+// 0, and of some NaN.
 #include <fmt/format.h>
 
 #include "kernels/fused.h"
@@ -175,7 +175,8 @@ std::vector<GridCase> silu_grid() {
   };
   for (const int64_t width : {8, 33, 64, 100, 1025, 4864})
     for (const int32_t count : {1, 6}) add(width, count, Values::usual);
-  for (const Values values : kOddValues) add(64, 5, values), add(101, 5, values);
+  for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::nan})
+    add(64, 5, values), add(101, 5, values);
   for (const int64_t width : {33, 64}) {
     all.push_back(of_experts("mlp.expert_act", 4, 2, 5));
     all.back().model.intermediate = width;
@@ -187,10 +188,12 @@ std::vector<GridCase> silu_grid() {
 }
 
 std::vector<GridCase> add_grid() {
+  constexpr Values kOddSums[] = {Values::large, Values::tiny, Values::zeros, Values::huge,
+                                 Values::nan};
   std::vector<GridCase> all;
   for (const int64_t width : {8, 33, 64, 100, 1025, 4096})
     for (const int32_t count : {1, 6}) all.push_back(hidden_sum("attn.residual", width, count));
-  for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::huge})
+  for (const Values values : kOddSums)
     for (const int64_t width : {64, 101}) {
       all.push_back(hidden_sum("mlp.residual", width, 5));
       all.back().values = values;
@@ -200,12 +203,19 @@ std::vector<GridCase> add_grid() {
   return all;
 }
 
-// Vocabularies past 16 bits too, and equal largest values, of which the first is wanted.
+// Vocabularies past 16 bits too, and equal largest values, of which the first is wanted. The
+// largest is the last of some rows, NaN of others, and nearly the lowest of a few.
 std::vector<GridCase> argmax_grid() {
   std::vector<GridCase> all;
   for (const int64_t vocab : {8, 33, 1000, 32003, 70001})
     for (const Values values : {Values::usual, Values::ties, Values::large}) {
       all.push_back(of_rows("token", vocab > 1000 ? 2 : 7, {{"width", vocab}}));
+      all.back().model.vocab = vocab;
+      all.back().values = values;
+    }
+  for (const int64_t vocab : {33, 1000})
+    for (const Values values : {Values::nan, Values::low}) {
+      all.push_back(of_rows("token", 7, {{"width", vocab}}));
       all.back().model.vocab = vocab;
       all.back().values = values;
     }
@@ -223,6 +233,10 @@ std::vector<GridCase> top_k_grid() {
         all.push_back(of_experts("mlp.experts", experts, chosen, count));
         all.back().values = values;
       }
+  for (const Values values : {Values::nan, Values::low}) {
+    all.push_back(of_experts("mlp.experts", 60, 4, 9));
+    all.back().values = values;
+  }
   all.push_back(of_experts("mlp.experts", 128, 8, 256));
   all.back().timed = true;
   return all;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <thread>
 #include <utility>
@@ -18,7 +19,8 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kBatches[] = {2, 4, 8};
-constexpr int64_t kBatch = 4;  // in which places and threads are tried, and what is served again
+constexpr int64_t kBatch = 4;   // in which places and threads are tried, and what is served again
+constexpr int64_t kUneven = 8;  // of which one is four times as long, and the others are short
 
 // 1, 2, 4, ... and all cores, but for the number that the base has.
 std::vector<int> other_threads(int base) {
@@ -44,6 +46,9 @@ std::vector<ServingFacts> servings_of(const DeterminismRun& run, int32_t request
     all.push_back(alone);
     all.back().batch = batch;
   }
+  all.push_back(alone);
+  all.back().batch = kUneven;
+  all.back().uneven = true;
   again(batched);
   for (const int64_t place : {kBatch / 2, kBatch - 1}) {
     all.push_back(batched);
@@ -61,15 +66,30 @@ std::vector<ServingFacts> servings_of(const DeterminismRun& run, int32_t request
   return all;
 }
 
-// Another request that is as long, so that every pass of the batch has as many rows. Its tokens are
-// the prompt's backwards, each moved by a prime times its number, so that no mate shares a prefix
-// with another.
-Request mate_of(const Request& request, int64_t number, int64_t vocab) {
+// Another request, whose tokens are the prompt's backwards, again and again, each moved by a prime
+// times its number, so that no mate shares a prefix with another.
+Request mate_of(const Request& request, int64_t number, int64_t length, int64_t vocab) {
   Request mate{.max_new = request.max_new};
-  for (size_t i = 0; i < request.prompt.size(); ++i)
+  const auto size = std::ssize(request.prompt);
+  for (int64_t i = 0; i < length; ++i)
     mate.prompt.push_back(static_cast<int32_t>(
-        (request.prompt[request.prompt.size() - 1 - i] + 7919 * (number + 1)) % vocab));
+        (request.prompt[static_cast<size_t>(size - 1 - i % size)] + 7919 * (number + 1)) % vocab));
   return mate;
+}
+
+// How long the mates are, so that every pass of the batch has as many rows however they differ: as
+// long as the request, or the last of them four times as long and the others half as long together.
+// An op that splits its work by the longest of the batch, or the shortest, does it otherwise then.
+std::vector<int64_t> mate_lengths(const ServingFacts& facts, int64_t own, int64_t most) {
+  const int64_t mates = facts.batch - 1;
+  std::vector<int64_t> lengths(static_cast<size_t>(mates), own);
+  if (!facts.uneven) return lengths;
+  const int64_t longest = std::max(own, std::min(4 * own, most));
+  const int64_t left = mates * own - longest, shorter = mates - 1;
+  for (int64_t i = 0; i < shorter; ++i)
+    lengths[static_cast<size_t>(i)] = std::max<int64_t>(1, (left + i) / shorter);
+  lengths.back() = longest;
+  return lengths;
 }
 
 // The same rows, as those of another request.
@@ -119,9 +139,18 @@ class Servings {
 
   Sequence serve_again(const ServingFacts& facts, const Request& request) {
     std::vector<Request> batch;
-    for (int64_t i = 0; i < facts.batch; ++i)
-      batch.push_back(i == facts.place ? request
-                                       : mate_of(request, i, run_.checkpoint.config().vocab));
+    const ModelConfig& config = run_.checkpoint.config();
+    const int64_t most = config.max_positions > 0 ? config.max_positions - request.max_new
+                                                  : std::numeric_limits<int64_t>::max();
+    std::vector<int64_t> lengths = mate_lengths(facts, std::ssize(request.prompt), most);
+    for (int64_t i = 0; i < facts.batch; ++i) {
+      if (i == facts.place) {
+        batch.push_back(request);
+        continue;
+      }
+      batch.push_back(mate_of(request, i, lengths.front(), config.vocab));
+      lengths.erase(lengths.begin());
+    }
     BitWatch watch(base_, facts.request, static_cast<int32_t>(facts.place), bits_.back());
     return serve_with(facts, batch, watch);
   }

@@ -65,7 +65,8 @@ Request stranger(const Mode::Base& base, int64_t tokens, int64_t max_new) {
   return request;
 }
 
-// Strangers before and after, so that every row of the base has another number.
+// Strangers before and after, so that every row of the base has another number; and each request
+// alone, since the longest of the base's batch may decide how an op cuts its work for all of them.
 std::vector<Mode::Serving> with_batch_mates(const Mode::Base& base) {
   Mode::Serving serving = unchanged(base)[0];
   serving.requests.insert(serving.requests.begin(), stranger(base, 5, 9));
@@ -74,7 +75,10 @@ std::vector<Mode::Serving> with_batch_mates(const Mode::Base& base) {
   serving.base_of.push_back(-1);
   const int64_t needed = pages_for(serving.requests, serving.engine.page_size);
   serving.engine.pages = std::max(serving.engine.pages, needed);
-  return {serving};
+  std::vector<Mode::Serving> servings = {serving};
+  for (size_t i = 0; base.requests.size() > 1 && i < base.requests.size(); ++i)
+    servings.push_back({base.engine, {base.requests[i]}, {static_cast<int32_t>(i)}});
+  return servings;
 }
 
 // Each request twice: the second one comes when the first one's pages are all published, and so is
@@ -148,7 +152,7 @@ constexpr Mode kModes[] = {
     {"chunk-7", "prompts in chunks of 7", true, chunked<7>},
     {"chunk-16", "prompts in chunks of 16", true, chunked<16>},
     {"tokens", "each request alone, one token a pass", true, token_by_token},
-    {"batch-mates", "other requests in the batch", false, with_batch_mates},
+    {"batch-mates", "other requests in the batch, and none", false, with_batch_mates},
     {"prefix", "prompts found in the prefix cache", true, prefix_hit},
     {"recompute", "preempted, and computed again", true, recomputed},
     {"swap", "preempted, and swapped back from host memory", true, swapped},

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -73,6 +74,21 @@ TEST(IndexChoice, OfEqualValuesIsTheFirstWhereThatIsPromised) {
   }
   const NodeOutcome unknown = choice(values, 2, 1, 1 / 22.0, Ties::first).node;
   EXPECT_EQ(unknown.verdict, Verdict::bitwise) << "which of them are equal is not known";
+}
+
+// Which of the values is the largest beside a NaN, the headers of this project say too.
+TEST(IndexChoice, OfNanIsWrongWhereItPassesOverIt) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const NodeOutcome over = choice({kInfinity, 7, kNan}, 0, 1, 0, Ties::first).node;
+  EXPECT_EQ(over.verdict, Verdict::introduced);
+  EXPECT_EQ(over.finding.want, 2);
+  EXPECT_NE(over.finding.rule.find("a NaN is larger"), std::string::npos) << over.finding.rule;
+  const NodeOutcome right = choice({kInfinity, 7, kNan}, 2, 0, 0, Ties::first).node;
+  EXPECT_EQ(right.verdict, Verdict::nonfinite);
+  EXPECT_TRUE(right.passes_on) << "it is not its fault that there is a NaN";
+  EXPECT_EQ(choice({kNan, 7, kNan}, 2, 0, 0, Ties::first).node.verdict, Verdict::introduced);
+  EXPECT_TRUE(choice({4, 7, kNan}, 0, 1, 0).node.passes_on) << "others promise nothing";
 }
 
 }  // namespace

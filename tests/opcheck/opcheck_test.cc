@@ -117,6 +117,45 @@ TEST(Ops, ThatAreWrongInCallsOfOneRowAloneAreFound) {
   EXPECT_LT(rope.wrong, rope.cases / 4) << said_of(rope);
 }
 
+// What an op does with inputs that few runs have: each of these is right but for one.
+TEST(Ops, ThatAreWrongOfRareInputsAreFound) {
+  const auto verdict = [](const char* op, const char* edge, const char* dtype) {
+    setenv("EDGE", edge, 1);
+    const OpsResult::Account account = tried("edges", op, {dtype});
+    unsetenv("EDGE");
+    return account;
+  };
+  struct Rare {
+    const char *op, *edge, *dtype;
+  };
+  for (const auto& [op, edge, dtype] : std::to_array<Rare>({{"argmax", "last", "bf16"},
+                                                            {"argmax", "tail of 32", "bf16"},
+                                                            {"argmax", "tail of 1024", "fp16"},
+                                                            {"argmax", "nan", "bf16"},
+                                                            {"argmax", "low", "fp16"},
+                                                            {"argmax", "mask", "fp32"},
+                                                            {"argmax", "half", "fp32"},
+                                                            {"top_k", "nan", "fp32"},
+                                                            {"top_k", "mask", "bf16"},
+                                                            {"silu_mul", "nan", "fp32"},
+                                                            {"silu_mul", "low", "bf16"},
+                                                            {"add", "nan", "bf16"},
+                                                            {"gather_rows", "first", "bf16"},
+                                                            {"kv_write", "first", "bf16"},
+                                                            {"kv_write", "padding at 0", "fp16"},
+                                                            {"kv_write", "padding before", "bf16"},
+                                                            {"kv_write", "padding ends", "fp32"},
+                                                            {"rope", "far", "fp32"}})) {
+    EXPECT_GT(verdict(op, edge, dtype).wrong, 0) << op << ", " << edge;
+  }
+  for (const OpsResult::Account& op : check_ops({.library = library("edges")}).ops)
+    EXPECT_EQ(op.wrong, 0) << op.op << " without an edge: " << said_of(op);
+  EXPECT_NE(said_of(verdict("argmax", "nan", "bf16")).find("the first NaN among the logits"),
+            std::string::npos);
+  EXPECT_NE(said_of(verdict("kv_write", "padding at 0", "bf16")).find("must write nowhere"),
+            std::string::npos);
+}
+
 // Headers of ops promise one rounding, so that nobody has to declare it.
 TEST(Ops, ThatRoundTwiceAreRightWhereThatIsDeclared) {
   const OpsResult::Account norm = tried("rounds_twice", "rms_norm");

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <memory>
 #include <set>
+#include <span>
 
 #include "src/judge/ledger.h"
 #include "src/report/report.h"
@@ -147,6 +148,30 @@ TEST(Determinism, AnOpThatDependsOnItsPlaceInTheBatchIsNamed) {
   EXPECT_EQ(broken(result), std::vector<std::string>{"layer 1 attn.residual"});
   const OpBits& add = bits_of(result, {&point("attn.residual"), 1});
   EXPECT_EQ(add.depends_on, std::vector<Circumstance>{Circumstance::place});
+}
+
+// Kernels choose into how many parts they split the keys by the longest context of the batch.
+TEST(Determinism, AnAttentionThatSplitsByTheLongestOfTheBatchIsNamed) {
+  Ops ops = cpu_ops();
+  ops.paged_attention = [inner = ops.paged_attention](
+                            const OpContext& context, TensorView out, TensorView q, KvCache cache,
+                            AttentionBatch batch, float scale, int64_t window) {
+    inner(context, out, q, cache, batch, scale, window);
+    const std::span lengths(batch.context_length.as<const int32_t>(),
+                            static_cast<size_t>(batch.context_length.count()));
+    if (std::ranges::max(lengths) <= 15) return;
+    for (int64_t row = 0; row < out.rows(); ++row)
+      out.as<uint16_t>()[row * out.row_size() + 3] ^= 1;
+  };
+  const Determinism result = run_determinism(run_of("bard-qwen3", std::move(ops)));
+  EXPECT_EQ(result.verdict, RunVerdict::diverged) << result.story;
+  EXPECT_EQ(broken(result).size(), 6U);
+  for (const std::string& place : broken(result))
+    EXPECT_NE(place.find("attn.out"), std::string::npos) << place;
+  const OpBits& attention = bits_of(result, {&point("attn.out"), 0});
+  EXPECT_EQ(attention.depends_on, std::vector<Circumstance>{Circumstance::lengths});
+  EXPECT_NE(result.story.find("the lengths of other requests in the batch"), std::string::npos)
+      << result.story;
 }
 
 // A wider part of the columns may be summed otherwise (kernels/matmul.h).

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 
 #include "tests/device.h"
 #include "tests/fixtures.h"
@@ -104,6 +105,27 @@ TEST(Modes, AProductThatDependsOnTheBatchIsNamedWithThePair) {
   EXPECT_TRUE(std::ranges::any_of(result.findings, pair)) << result.story;
   run.modes = modes_from("pages,page-size,threads,poison");
   expect_clean(run_modes(run), "the same bug in the same batches");
+}
+
+// Whatever joins a batch whose longest request decides changes nothing; its shortest one alone
+// does.
+TEST(Modes, AnAttentionThatSplitsByTheLongestOfTheBatchIsNamed) {
+  ModesRun run = cpu_run_of(checkpoint_of("bard-qwen3"), "batch-mates");
+  run.ops.paged_attention = [inner = run.ops.paged_attention](
+                                const OpContext& context, TensorView out, TensorView q,
+                                KvCache cache, AttentionBatch batch, float scale, int64_t window) {
+    inner(context, out, q, cache, batch, scale, window);
+    const std::span lengths(batch.context_length.as<const int32_t>(),
+                            static_cast<size_t>(batch.context_length.count()));
+    if (std::ranges::max(lengths) <= 24) return;
+    for (int64_t row = 0; row < out.rows(); ++row)
+      out.as<uint16_t>()[row * out.row_size() + 3] ^= 1;
+  };
+  const Result result = run_modes(run);
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+  ASSERT_TRUE(result.first) << result.story;
+  for (const Finding& f : result.findings)
+    EXPECT_EQ(f.node.place.point, &point("attn.out")) << result.story;
 }
 
 TEST(Modes, ANormThatIsWrongForLaterRowsIsNamed) {

@@ -1,15 +1,17 @@
 /* Ops that are wrong, and one that is right, though a plain loop. */
 #include "tests/causes/wrong/numbers.inc"
 
-/* Holds what overflows at the largest number. */
+/* Holds what overflows at the largest number, and hands on NaN. */
 const char* lockstep_add(const LockstepCall* call, const DLTensor* out, const DLTensor* a,
                          const DLTensor* b) {
   (void)call;
   const float largest = out->dtype.bits == 32          ? 3.40282347e38f
                         : out->dtype.code == kDLBfloat ? 3.38953139e38f
                                                        : 65504.0f;
-  for (int64_t i = 0; i < count_of(out); ++i)
-    store(out, i, fmaxf(-largest, fminf(largest, load(a, i) + load(b, i))));
+  for (int64_t i = 0; i < count_of(out); ++i) {
+    const float sum = load(a, i) + load(b, i);
+    store(out, i, isnan(sum) ? sum : fmaxf(-largest, fminf(largest, sum)));
+  }
   return NULL;
 }
 
