@@ -320,6 +320,15 @@ TEST(Lockstep, JudgesARegionByItsEndAndSaysWhereItBegins) {
   EXPECT_EQ(run.status, 1) << run.err;
   // The cache that nobody wrote comes before the op that hands its NaN on.
   expect_has(run.out, "\ndiverged: layer 2 attn.kv introduces the first error (2 ops wrong of 13)");
+  // What reads that NaN, and hands it on, is not counted with it.
+  const Outcome later = call_lockstep(
+      "run --tokens 5,6,7,8 --max-new 3 --fault new-token-never-cached@layer=2 --layers 2 "
+      "--points mlp.norm,mlp.gate" +
+      model);
+  EXPECT_EQ(later.status, 1) << later.err;
+  expect_has(later.out, "\n1 op is wrong\n");
+  expect_has(later.out, "\ndiverged: layer 2 attn.kv introduces the first error (1 op wrong of 3)");
+  EXPECT_EQ(later.out.find("want 0, got 0"), std::string::npos) << later.out;
   const Outcome judged = call_lockstep("judge " + trace + model);
   EXPECT_EQ(judged.status, 1) << judged.err;
   expect_has(judged.out, "layer 2 attn.out is the first to make NaN or Inf (1 op wrong of ");
