@@ -217,6 +217,10 @@ ReplayResult Replay::result() {
 
 }  // namespace
 
+std::vector<NamedFile> files_read_by(const ReplayOptions& options) {
+  return {{"TRACE", options.trace}, {"--model", options.model}, {"--ops", options.ops}};
+}
+
 ReplayResult replay(const ReplayOptions& options, Detail detail) {
   return Replay(options, source_of(options), detail).result();
 }
