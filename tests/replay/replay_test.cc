@@ -163,7 +163,8 @@ TEST(Replay, SaysWhatIsAskedForInVain) {
   // What lockstep repro writes is run by itself.
   const TempFolder repro;
   repro.write("repro.py", "");
-  for (const std::string more : {"", " --point attn.out --layer 1 --model " + data_path(model)})
+  for (const std::string& more :
+       {std::string(), " --point attn.out --layer 1 --model " + data_path(model)})
     expect_said(trouble_of("replay " + repro.path() + more),
                 "is a folder that lockstep repro or ops wrote");
 }
