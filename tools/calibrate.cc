@@ -68,7 +68,7 @@ int calibrate_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --limits cpu.json\n"))
     return 0;
   // A file that an option reads must not be the one that is written.
-  check_output({"--out", out}, {{"--model", options.model}, {"--requests", options.requests}});
+  check_output({"--out", out}, checked_files(options, {{"--out", out}}));
   // Limits of earlier runs stay, and this one may only widen them to what it needs.
   Limits limits = std::filesystem::exists(out) ? Limits::read(out) : Limits{};
   const Result result =

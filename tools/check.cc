@@ -113,10 +113,9 @@ int check_command(Args args) {
              "--junit tests.xml --annotate github\n"))
     return 0;
   const std::string& baseline = options.check.path;
-  std::vector<NamedFile> others = files_read_by(options.model);
-  others.push_back({"--limits", options.limits});
+  const std::vector<NamedFile> others =
+      checked_files(options.model, {{"--limits", options.limits}, {"--baseline", baseline}});
   if (options.update) check_output({"--baseline", baseline}, others);
-  others.push_back({"--baseline", baseline});
   check_outputs(options.report, others);
   const CheckResult result = check_or_update(options, command_line_of("check", args));
   const Document document = document_of(result);

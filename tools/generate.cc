@@ -38,9 +38,7 @@ int generate_command(Args args) {
              "once.trace\n"
              "  lockstep generate --model Qwen3-0.6B --max-new 500\n"))
     return 0;
-  std::vector<NamedFile> others = files_read_by(options.model);
-  others.push_back({"--trace", options.observe.trace});
-  check_output({"--timeline", options.model.instructions.timeline}, others);
+  checked_files(options.model, {{"--trace", options.observe.trace}});
   const bool json = options.format == "json";
   check(json || options.model.sampling.logprobs == 0,
         "--logprobs are shown with --format json, found --format {}: add it or leave them out",

@@ -43,7 +43,7 @@ int ops_command(Args args) {
              "  lockstep ops ./mine.so\n"
              "  lockstep ops mine.py --ops-only rms_norm --dtype bf16 --out bugs\n"))
     return 0;
-  check_outputs(report, {{"LIB", options.library}});
+  check_outputs(report, {{"LIB", options.library}}, {"--out", options.folder});
   const OpsResult result = check_ops(options, report.detail);
   put(document_of(result), report);
   return exit_status(result);

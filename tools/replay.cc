@@ -35,8 +35,7 @@ int replay_command(Args args) {
              "  lockstep replay x.trace --model Qwen3-0.6B --point logits --ops ./mine.so\n"
              "  lockstep replay call.npz --ops ./mine.so\n"))
     return 0;
-  check_outputs(report,
-                {{"TRACE", options.trace}, {"--model", options.model}, {"--ops", options.ops}});
+  check_outputs(report, files_read_by(options));
   const ReplayResult result = replay(options, report.detail);
   put(document_of(result), report);
   return exit_status(result);

@@ -43,7 +43,7 @@ int repro_command(Args args) {
   check(!first || options.of.point.empty(),
         "--first and --point {} were given: the one or the other says which op it is",
         options.of.point);
-  check_outputs(report, {{"TRACE", options.of.trace}, {"--model", options.of.model}});
+  check_outputs(report, files_read_by(options.of), {"--out", options.folder});
   put(document_of(make_repro(options, report.detail)), report);
   return 0;
 }

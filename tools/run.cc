@@ -93,12 +93,8 @@ int run_command(Args args) {
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --modes all\n"
              "  lockstep run --model Qwen3-0.6B --prompt 'Once' --determinism 3\n"))
     return 0;
-  const NamedFile timeline{"--timeline", options.model.instructions.timeline};
-  std::vector<NamedFile> others = files_read_by(options.model);
-  others.insert(others.end(), {{"--trace", options.observe.trace}, {"--limits", options.limits}});
-  check_output(timeline, others);
-  others.push_back(timeline);
-  check_outputs(options.report, others);
+  check_outputs(options.report, checked_files(options.model, {{"--trace", options.observe.trace},
+                                                              {"--limits", options.limits}}));
   const std::optional<Rendezvous> elsewhere = rendezvous_of(options);
   if (options.ranks > 1) check_can_share(options);
   if (options.determinism > 0) {

@@ -82,9 +82,11 @@ int selftest_command(Args args) {
           "  lockstep selftest --model Qwen3-0.6B --quick\n"
           "  lockstep selftest --model Qwen3-0.6B --journal selftest.jsonl --json selftest.json\n"))
     return 0;
-  check_output({"--json", options.report.json}, {{"--model", options.model.model},
-                                                 {"--journal", options.journal},
-                                                 {"--limits", options.limits}});
+  std::vector<NamedFile> others = files_read_by(options.model);
+  others.insert(others.end(), {{"--journal", options.journal}, {"--limits", options.limits}});
+  for (const std::string& trace : options.traces) others.push_back({"--clean-trace", trace});
+  check_apart({"--journal", options.journal}, others);
+  check_outputs(options.report, others);
   const Session session = open_model(options.model);
   const ModelConfig& config = session.checkpoint.config();
   Progress progress(options.report.detail);

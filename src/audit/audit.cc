@@ -7,15 +7,29 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
 
 #include "kernels/base/check.h"
 #include "probes/digest.h"
+#include "src/judge/ledger.h"
 #include "src/judge/story.h"
 
 namespace lockstep {
+
+namespace {
+
+// The first element of the row that is not finite; 0: all are.
+double no_number_in(const TensorView& tensor, int64_t row) {
+  const int64_t first = row * tensor.row_size();
+  for (int64_t i = first; i < first + tensor.row_size(); ++i)
+    if (const double x = value_at(tensor, i); !std::isfinite(x)) return x;
+  return 0;
+}
+
+}  // namespace
 
 Auditor::Auditor(int64_t page_size) : page_size_(page_size) {
   check(page_size >= 1, "pages of at least 1 position were wanted, found {}", page_size);
@@ -214,6 +228,7 @@ void Auditor::check_read(const Record& record) {
   findings_.back().statistic = StatisticKind::bits;
   findings_.back().value = static_cast<double>(wrong);
   findings_.back().index = {row.position};
+  findings_.back().got = no_number_in(record.tensor, static_cast<int64_t>(i));
   leave_open(record, hashes, found.wrong);
 }
 
@@ -255,10 +270,46 @@ bool comes_of(const NodeId& node, const NodeId& cache) {
   return own.point->order() > of_cache.point->order();
 }
 
+// No longer is what came of `place` led back to it, but to the cache that it had it from.
+void lead_back(Result& result, const Place& place, const std::string& cache) {
+  const std::string before = text_of(place);
+  for (PlaceSummary& summary : result.places)
+    if (summary.place == place)
+      summary.verdict = Verdict::propagated, summary.ancestor = cache;
+    else if (summary.ancestor == before)
+      summary.ancestor = cache;
+  for (RequestResult& request : result.requests)
+    for (Flip& flip : request.flips)
+      if (flip.ancestor == before) flip.ancestor = cache;
+}
+
+// Drops the findings after `cache` that hand on what they have from it, as the judge cannot know
+// that looks into no cache that is not selected. Returns whether there were any.
+bool drop_passed_on(Result& result, const Finding& cache) {
+  if (std::isfinite(cache.got)) return false;
+  std::vector<Place> places;
+  std::erase_if(result.findings, [&](const Finding& f) {
+    const bool dropped = passes_on(f) && f.node.request == cache.node.request &&
+                         (f.node.pass > cache.node.pass || comes_of(f.node, cache.node));
+    if (dropped) places.push_back(f.node.place);
+    return dropped;
+  });
+  result.counts[Verdict::nonfinite] -= std::ssize(places);
+  result.counts[Verdict::propagated] += std::ssize(places);
+  for (const Place& place : places)
+    if (std::ranges::none_of(result.findings,
+                             [&](const Finding& f) { return f.node.place == place; }))
+      lead_back(result, place, text_of(cache.node.place));
+  return !places.empty();
+}
+
 }  // namespace
 
 void add_audit(Result& result, const std::vector<Finding>& findings) {
+  if (findings.empty()) return;
+  bool dropped = false;
   for (const Finding& finding : findings) {
+    dropped = drop_passed_on(result, finding) || dropped;
     const auto same = [&finding](const Finding& f) { return f.node == finding.node; };
     if (const auto known = std::ranges::find_if(result.findings, same);
         known != result.findings.end()) {
@@ -270,7 +321,6 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
     const auto after = [&finding](const Finding& f) { return comes_of(f.node, finding.node); };
     result.findings.insert(std::ranges::find_if(result.findings, after), finding);
   }
-  if (findings.empty()) return;
   // The judge's first finding stays first, as it comes with numbers, but where it is what came of a
   // cache that was not judged.
   const bool is_first = result.first && !(result.first->node == result.findings.front().node);
@@ -278,7 +328,7 @@ void add_audit(Result& result, const std::vector<Finding>& findings) {
   if (!result.first) result.first = findings.front();
   if (result.verdict != RunVerdict::diverged)
     result.story = "The K/V cache is wrong: " + findings.front().rule;
-  else if (is_first)
+  else if (is_first || dropped)
     result.story = fmt::format("{}: {}", where_it_begins(*result.first), text_of(*result.first));
   result.verdict = RunVerdict::diverged;
 }

@@ -86,7 +86,8 @@ class Auditor final : public Sink {
 
 // Enters what an audit found into the result of the same run. A node that the judge found too keeps
 // its numbers and its words, which say whether K or V is wrong, and gets the audit's, which say
-// where the row lies that was read.
+// where the row lies that was read. Ops after a cache of numbers that are not finite, which the
+// judge found to hand such numbers on, are no findings then.
 void add_audit(Result& result, const std::vector<Finding>& findings);
 // The same, and says how much was audited.
 void add_audit(Result& result, const Auditor& auditor);

@@ -62,5 +62,8 @@ Baseline baseline_of(const Result& result, const std::vector<Request>& requests,
 std::string json_of(const Baseline& baseline);
 // Throws Error, with the path, when there is no such file or it holds something else.
 Baseline read_baseline(const std::string& path);
+// Throws Error where a new baseline would take the place of a file that is none. A damaged one may
+// be replaced, and one of another version.
+void check_replaceable(const std::string& path);
 
 }  // namespace lockstep

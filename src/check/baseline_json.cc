@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/check.h"
 #include "kernels/files/json.h"
 #include "src/check/baseline.h"
 #include "traces/json_number.h"
@@ -182,6 +185,20 @@ std::string json_of(const Baseline& baseline) {
 
 Baseline read_baseline(const std::string& path) {
   return baseline_from(JsonDocument::read(path, kRemedy, kMostBaseline).root());
+}
+
+// By how it begins, since one that a merge has damaged is made again, too.
+void check_replaceable(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return;
+  std::string begin(1024, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin.data(), std::ssize(begin));
+  begin.resize(file.gcount());
+  check(begin.empty() || begin.find(kBaselineFormat) != std::string::npos,
+        "{} is no baseline of lockstep check, and --update replaces nothing else: name another "
+        "file, or remove that one",
+        path);
 }
 
 }  // namespace lockstep

@@ -103,6 +103,7 @@ CheckResult check_against(const Baseline& baseline, JudgedRun run, const CheckOp
 }
 
 CheckResult update_baseline(JudgedRun run, const CheckOptions& options) {
+  check_replaceable(options.path);
   RunBits bits;
   Result judged = judge(run, bits);
   const Baseline baseline = baseline_of(judged, run.requests, run.judge.limits, bits);

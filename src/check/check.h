@@ -96,6 +96,7 @@ Baseline read_baseline_for(const std::string& path, const Checkpoint& checkpoint
 CheckResult check_against(const Baseline& baseline, JudgedRun run, const CheckOptions& options);
 
 // Serves the requests, and when the run is clean writes it as the baseline; else the file stays.
+// Throws Error, before it serves, where the file there is no baseline.
 CheckResult update_baseline(JudgedRun run, const CheckOptions& options);
 
 }  // namespace lockstep

@@ -441,6 +441,9 @@ void Comparison::count_rows_of_b_alone() {
     ++result_.only_b;
     result_.more_b += !a_.begins_after(row);
   }
+  const auto counts = [this](const Row& row) { return wanted(row); };
+  result_.only_a += a_.rows_elsewhere(b_, selection_, counts);
+  result_.only_b += b_.rows_elsewhere(a_, selection_, counts);
 }
 
 void Comparison::sum_up_places() {

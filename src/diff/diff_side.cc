@@ -14,6 +14,13 @@
 #include "src/judge/top_logits.h"
 
 namespace lockstep {
+namespace {
+
+bool is_partial(const Place& place) { return place.point->models.starts_with("over ranks"); }
+
+bool is_over_ranks(const Graph& graph) { return std::ranges::any_of(graph.places(), is_partial); }
+
+}  // namespace
 
 std::vector<double> ShownRow::numbers() const {
   const TensorView& all = tensor->data;
@@ -71,8 +78,13 @@ void DiffSide::enter(int i, const Pass& pass) {
     const Row& row = rows[at].row;
     rows_[{row.request, row.position}].push_back({i, at, rows[at].token, last[row.request] == at});
   }
-  for (const RecordedTensor& t : pass.tensors)
-    if (const auto place = place_of(t)) shown_.insert(*place);
+  for (const RecordedTensor& t : pass.tensors) {
+    const Place there{t.point, t.layer};
+    if (const auto place = place_of(t))
+      shown_.insert(*place);
+    else if (!is_partial(there))
+      elsewhere_.push_back({there, t.rows});
+  }
   for (const TopLogits& top : pass.logits) top_logits_[{top.row.request, top.row.position}] = top;
   begin_requests(pass.info);
   history_.begin(pass.info);
@@ -222,6 +234,16 @@ bool DiffSide::begins_after(const Row& row) const {
   return computes(row.request) && first->first.second > row.position;
 }
 
+int64_t DiffSide::rows_elsewhere(const DiffSide& other, const Selection& selection,
+                                 const std::function<bool(const Row&)>& counts) const {
+  int64_t rows = 0;
+  for (const auto& [place, shown] : elsewhere_)
+    if (selection.has(*place.point, place.layer))
+      rows += std::ranges::count_if(
+          shown, [&](const Row& row) { return !other.computed(row).empty() && counts(row); });
+  return rows;
+}
+
 std::optional<ShownRow> DiffSide::find(int pass, size_t place, const Row& row, size_t hint) {
   const Loaded& from = loaded(pass);
   const auto tensors = from.tensors.find(place);
@@ -241,14 +263,6 @@ std::optional<std::pair<uint64_t, uint64_t>> DiffSide::written(int layer, const 
   if (found == written_.end() || found->second.first == 0 || found->second.second == 0) return {};
   return found->second;
 }
-
-namespace {
-
-bool is_partial(const Place& place) { return place.point->models.starts_with("over ranks"); }
-
-bool is_over_ranks(const Graph& graph) { return std::ranges::any_of(graph.places(), is_partial); }
-
-}  // namespace
 
 // Optional points, such as the rotary tables, may be shown by one of the two alone.
 // A bare trace shows some layers of a model that may have more.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "probes/graph.h"
+#include "probes/selection.h"
 #include "src/diff/diff_digests.h"
 #include "src/judge/kv_history.h"
 #include "traces/trace.h"
@@ -75,6 +77,11 @@ class DiffSide {
   const TopLogits* top_logits(const Row& row) const;
   // The request as the manifest has it; null: it has not.
   const RequestInfo* request(int32_t id) const;
+  // How many rows are shown at selected places that have no number, since the compared graph lacks
+  // them: of those that both computed, and that `counts` wants. None of what ranks add up, which a
+  // model that is whole does not make.
+  int64_t rows_elsewhere(const DiffSide& other, const Selection& selection,
+                         const std::function<bool(const Row&)>& counts) const;
   // The digests of a pass at a place, summed up.
   const std::map<std::pair<int, size_t>, DigestSums>& digests() const { return digests_; }
   // The first tensor or row that no comparison can name, in a sentence's words; "": none.
@@ -98,7 +105,8 @@ class DiffSide {
   std::map<Key, size_t> places_;
   std::set<Key> own_places_;  // of its own model
   Rows rows_;
-  std::set<size_t> shown_;  // places
+  std::set<size_t> shown_;                                     // places
+  std::vector<std::pair<Place, std::vector<Row>>> elsewhere_;  // rows at places without a number
   std::map<int, Loaded> loaded_;
   std::map<std::pair<int32_t, int32_t>, TopLogits> top_logits_;  // by request, position
   std::map<uint64_t, std::pair<int32_t, int32_t>> logits_rows_;  // the last row, by its tokens

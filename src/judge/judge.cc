@@ -335,7 +335,8 @@ RoundingContract Judge::contract_at(const Place& place) const {
 }
 
 std::optional<RoundingContract> Judge::right_as(const Place& place) const {
-  return state_->op_judge.other_contracts(place).that_fits();
+  const OtherContracts tried = state_->op_judge.other_contracts(place);
+  return tried.says_nothing() ? std::nullopt : tried.that_fits();
 }
 
 std::vector<Place> Judge::region_of(const Place& place) const {

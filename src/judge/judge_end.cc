@@ -136,7 +136,8 @@ void Judge::State::judge_contracts() {
     const std::optional<RoundingContract> other = tried.that_fits();
     if (!other) continue;
     // Where what it reads is hidden, each rounding on the way may turn, which allows other errors.
-    const bool wide = !op_judge.hidden().region_of(ledger.places()[i]).empty();
+    const bool wide =
+        tried.says_nothing() || !op_judge.hidden().region_of(ledger.places()[i]).empty();
     ledger.explain(i, fmt::format("{3} {0} (all {1} nodes tried): --rounding {2}={0}",
                                   name_of(*other), tried.tried, ledger.places()[i].point->name,
                                   wide ? kWithinWider : kRightAs));

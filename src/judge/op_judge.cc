@@ -26,6 +26,10 @@ constexpr int64_t kMostTried = 16;
 // Nodes of a place that are measured again for where their errors lie, when no element shows it.
 constexpr int64_t kMostShown = 16;
 
+// Rounding in another way turns a share of all elements, so that of one alone among many another
+// contract's budget, which is wider, says nothing.
+constexpr int64_t kManyBeside = 64;
+
 // Whether the op norms a sum, which kernels may fuse with it.
 bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
   return place.point->op == OpKind::norm && inputs.at(0).point->op == OpKind::add;
@@ -376,6 +380,15 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
   return outcome;
 }
 
+bool OpJudge::is_of_one_element(const Group& group, size_t i) {
+  const Group::Member& member = group.members[i];
+  const NodeOutcome& outcome = member.outcomes->front();
+  int64_t wrong = 0;
+  for (const WrongRow& row : outcome.wrong) wrong += std::ranges::count(row.elements, true);
+  return outcome.finding.statistic == StatisticKind::max_error && wrong == 1 &&
+         std::ssize(member.node->rows) * without_rows(group.tensor->shape).count() >= kManyBeside;
+}
+
 void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
                          const JudgedPass& pass, Group& group) {
   const RoundingContract own = candidates(place).front();
@@ -390,6 +403,7 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
       if (contract != own) others.others.push_back({contract});
   if (others.others.empty()) return;
   others.tried += std::ssize(wrong);
+  for (const size_t i : wrong) others.odd += is_of_one_element(group, i);
   for (OtherContracts::Other& other : others.others) {
     blur(other.contract, inputs, group);
     for (Group::Member& member : group.members)

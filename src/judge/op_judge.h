@@ -57,10 +57,13 @@ struct OtherContracts {
   };
 
   int64_t tried = 0;          // findings that were judged again, kMostTried at most
+  int64_t odd = 0;            // of them, those of one element alone among many
   std::vector<Other> others;  // the strictest first
 
   // The first that all of them fit; nothing: none, or none was tried.
   std::optional<RoundingContract> that_fits() const;
+  // Whether it fits as anything would that is wider than the op's own.
+  bool says_nothing() const { return odd == tried; }
 };
 
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
@@ -207,6 +210,7 @@ class OpJudge {
   void measure_block(const Block& block, Group& group);
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);
+  static bool is_of_one_element(const Group& group, size_t member);  // of many: its finding
   // Judges the findings of a declared contract again, under the others.
   void try_others(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                   Group& group);

@@ -158,6 +158,14 @@ bool is_missing(const Finding& finding) {
   return finding.verdict == Verdict::structural && finding.rule == kMissingTensor;
 }
 
+bool passes_on(const Finding& finding) {
+  return finding.verdict == Verdict::nonfinite && finding.rule.starts_with(kPassedOn);
+}
+
+bool has_numbers(const Finding& f) {
+  return f.index.size() > 1 || (!f.index.empty() && f.statistic && !f.node.place.point->is_cache());
+}
+
 std::string where_it_begins(const Finding& first) {
   const std::string where = stretch_text(first);
   if (first.verdict == Verdict::introduced) return where + " introduces the first error";
@@ -165,7 +173,7 @@ std::string where_it_begins(const Finding& first) {
   if (first.verdict == Verdict::structural)
     return where + " is the first that is not as the model has it";
   // The op made of its inputs what it should, and these were not judged.
-  if (!std::isfinite(first.want) && !std::isfinite(first.got))
+  if (passes_on(first))
     return where + " is the first to read NaN or Inf, and nobody judged who made it";
   return where + " is the first to make NaN or Inf";
 }
@@ -219,8 +227,7 @@ std::string text_of(const Finding& f) {
   if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
   // Where the number of budgets says little, the size says how bad it is, however small.
   const bool many = f.budgets >= kUncountable;
-  if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
-    text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
+  if (has_numbers(f)) text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
   if (f.of_row >= 0.001 || (f.of_row > 0 && many))
     text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
   if (f.statistic && std::isfinite(f.budgets))

@@ -22,6 +22,9 @@ struct Inconclusive {
 // Fills in `verdict` and `story` of a result whose counts, findings, logits and requests stand.
 void summarise(Result& result, const Inconclusive& inconclusive = {});
 
+// The rule of a finding begins so where its op hands on what is not finite.
+inline constexpr const char* kPassedOn = "propagated: ";
+
 // The rule of a finding ends with one of these where another contract explains it, before the
 // contract's name: the op is held to its own budget, or to that of what it is judged together with.
 inline constexpr const char* kRightAs = "right if it rounds as";
@@ -46,6 +49,10 @@ std::string text_of(const std::vector<Finding::LooksLike>& looks_like);
 std::string stretch_text(const Finding& finding);
 // Whether the tensor of the finding's node was looked for, and is not there at all.
 bool is_missing(const Finding& finding);
+// Whether the node's op made what it should of inputs that were not finite already.
+bool passes_on(const Finding& finding);
+// Whether want and got are numbers of the tensor: of a row alone, of a cache, none were compared.
+bool has_numbers(const Finding& finding);
 // The first finding as the beginning of all that is wrong: "layer 3 attn.q_rope introduces the
 // first error".
 std::string where_it_begins(const Finding& first);

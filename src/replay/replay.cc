@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 
 #include "kernels/base/check.h"
@@ -57,6 +58,14 @@ JudgeOptions judging(const Selection& selection, int threads, bool rounds_once) 
   return options;
 }
 
+// A folder of repro or ops --out shows one op of no model, and is run by itself.
+void refuse_repro(const std::string& path) {
+  check(!std::filesystem::exists(std::filesystem::path(path) / "repro.py"),
+        "{} is a folder that lockstep repro or ops wrote, and replay reads a trace or a bundle: "
+        "give the library to the folder's own repro.py or repro.c, as its README.md says",
+        path);
+}
+
 // The inputs of a replay, and the model that they are of.
 struct Source {
   Checkpoint checkpoint;
@@ -66,6 +75,7 @@ struct Source {
 
 Source source_of(const ReplayOptions& options) {
   if (!is_bundle(options.trace)) {
+    refuse_repro(options.trace);
     check(!options.model.empty(), "--model wants the checkpoint that {} was made with, found none",
           options.trace);
     check(!options.point.empty(), "--point wants the op, by the point that shows its result");
@@ -206,6 +216,10 @@ ReplayResult Replay::result() {
 }
 
 }  // namespace
+
+std::vector<NamedFile> files_read_by(const ReplayOptions& options) {
+  return {{"TRACE", options.trace}, {"--model", options.model}, {"--ops", options.ops}};
+}
 
 ReplayResult replay(const ReplayOptions& options, Detail detail) {
   return Replay(options, source_of(options), detail).result();

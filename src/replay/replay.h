@@ -25,6 +25,9 @@ struct ReplayOptions {
   std::string rope_pairs;    // as in rope_pairs.h
 };
 
+// The files that are read because of these options, as files_read_by(ModelOptions) has them.
+std::vector<NamedFile> files_read_by(const ReplayOptions& options);
+
 // One op on the same inputs by several hands.
 struct ReplayResult {
   std::string source;  // the trace

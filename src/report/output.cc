@@ -171,12 +171,10 @@ void write_file(const std::string& path, const std::string& text) {
   replace_file(end_of_links(path), text, Durable::no);
 }
 
-// Before the work, which may take an hour, and by trying: a place is good when a new file can be
-// made there.
-void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
+void check_apart(const NamedFile& written, const std::vector<NamedFile>& others) {
   if (written.path.empty()) return;
   for (const NamedFile& other : others) {
-    if (other.path.empty()) continue;
+    if (other.path.empty() || other.option == written.option) continue;
     check(!same_file(written.path, other.path),
           "{} and {} were wanted to be two files, found {} for both: name another one for {}",
           written.option, other.option, other.path, written.option);
@@ -191,6 +189,13 @@ void check_output(const NamedFile& written, const std::vector<NamedFile>& others
           "{} was wanted outside {}, found {} in the folder {}: name a file elsewhere",
           written.option, other.option, written.path, other.path);
   }
+}
+
+// Before the work, which may take an hour, and by trying: a place is good when a new file can be
+// made there.
+void check_output(const NamedFile& written, const std::vector<NamedFile>& others) {
+  check_apart(written, others);
+  if (written.path.empty()) return;
   if (takes_bytes(written.path)) return;  // a pipe opens when it is read
   if (std::error_code ignored; fs::is_directory(written.path, ignored)) {
     errno = EISDIR;
@@ -214,13 +219,15 @@ void append_file(const std::string& path, const std::string& text) {
   if (!file.good()) fail_writing(path);
 }
 
-void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others) {
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others,
+                   const NamedFile& folder) {
   std::vector<NamedFile> known = others;
   for (const FileFormat& format : kFileFormats) {
     const NamedFile written{format.option, options.*format.path};
     check_output(written, known);
     known.push_back(written);
   }
+  check_apart(folder, known);
 }
 
 // The files first: a reader of stdout that goes away must not take them with it, nor a full disk

@@ -22,8 +22,11 @@ struct NamedFile {
   std::string option, path;
 };
 // Before the work whose result it takes. Throws Error when what will be written (an empty path:
-// nothing) is one of the command's other files, and would take its place, or a file of the
-// checkpoint, or when no file can be written there.
+// nothing), a file or a folder, is one of the command's other files, and would take its place, or
+// lies in one that is a folder, or is a file of the checkpoint. `others` may have it too: a file of
+// the same option is no other one.
+void check_apart(const NamedFile& written, const std::vector<NamedFile>& others);
+// The same of a file, and throws Error also when none can be written there.
 void check_output(const NamedFile& written, const std::vector<NamedFile>& others);
 
 // Writes behind what the file holds; one that is not there begins. Throws Error when it cannot.
@@ -41,8 +44,10 @@ struct ReportOptions {
   Detail detail = Detail::screen;
 };
 
-// check_output() of every file that the options name; others: the command's other files.
-void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others);
+// check_output() of every file that the options name; others: the command's other files. folder:
+// one that the command makes, which is apart from all of them.
+void check_outputs(const ReportOptions& options, const std::vector<NamedFile>& others,
+                   const NamedFile& folder = {});
 
 // Prints a document as --format says and writes --json, --markdown, --junit and --html. What
 // programs read is whole in any detail.

@@ -172,7 +172,7 @@ std::string number_text(double x) {
 
 std::string numbers_text(const Finding& f) {
   std::string text;
-  if (f.index.size() > 1 || (!f.index.empty() && f.statistic))
+  if (has_numbers(f))
     text = fmt::format("want {}, got {}", number_text(f.want), number_text(f.got));
   const std::string size = size_text(f);
   return text + (text.empty() || size.empty() ? "" : "   ") + size;

@@ -17,6 +17,16 @@ std::vector<NamedFile> files_read_by(const ModelOptions& options) {
           {"--ops", options.ops}};
 }
 
+std::vector<NamedFile> checked_files(const ModelOptions& options,
+                                     const std::vector<NamedFile>& others) {
+  std::vector<NamedFile> all = files_read_by(options);
+  all.insert(all.end(), others.begin(), others.end());
+  const NamedFile timeline{"--timeline", options.instructions.timeline};
+  check_output(timeline, all);
+  all.push_back(timeline);
+  return all;
+}
+
 DType ModelOptions::dtype_for(const ModelConfig& config) const {
   return dtype == "auto" ? config.dtype : dtype_from(dtype);
 }

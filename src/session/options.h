@@ -60,6 +60,10 @@ struct ModelOptions {
 // The files that are read because of these options: nothing that a command writes may take their
 // place (check_output).
 std::vector<NamedFile> files_read_by(const ModelOptions& options);
+// Those, the command's other files and --timeline, which must be none of them: throws Error as
+// check_output() does.
+std::vector<NamedFile> checked_files(const ModelOptions& options,
+                                     const std::vector<NamedFile>& others);
 
 // The options of everything that observes.
 struct ObserveOptions {

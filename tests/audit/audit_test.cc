@@ -6,6 +6,7 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <random>
 #include <utility>
 
@@ -330,6 +331,49 @@ TEST(AddAudit, LeavesWhatTheJudgeSaysOfTheSameNode) {
   EXPECT_TRUE(result.findings[0].rule.starts_with("reads V that nobody wrote; " + where))
       << result.findings[0].rule;
   EXPECT_EQ(result.first->rule, result.findings[0].rule);
+}
+
+// An op that makes NaN of the NaN that it read is right, whoever was selected.
+TEST(AddAudit, CountsNoOpAsWrongThatHandsTheNanOfACacheOn) {
+  const double nan = std::nan("");
+  const auto found_at = [&](const char* name, int layer, int32_t request, std::string rule) {
+    return Finding{.node = {.place = {find_point(name), layer}, .request = request},
+                   .verdict = Verdict::nonfinite,
+                   .index = {0, 0},
+                   .want = nan,
+                   .got = nan,
+                   .rule = std::move(rule)};
+  };
+  const Finding handed_on =
+      found_at("mlp.norm", 0, 0, "propagated: an input of the op is not finite (4 of 4 elements)");
+  const Finding of_another = found_at("mlp.norm", 0, 1, handed_on.rule);
+  const Finding made = found_at("mlp.up", 0, 0, "introduced: the exact result is a finite number");
+  Finding cache = found_at("attn.kv", 0, 0, "reads a slot that nobody wrote");
+  cache.verdict = Verdict::introduced, cache.statistic = StatisticKind::bits, cache.index = {0};
+  const auto added = [&](std::vector<Finding> findings) {
+    Result result{.verdict = RunVerdict::diverged, .first = findings[0], .findings = findings};
+    result.counts[Verdict::nonfinite] = std::ssize(findings);
+    for (const Finding& f : findings)
+      if (std::ranges::find(result.places, f.node.place, &PlaceSummary::place) ==
+          result.places.end())
+        result.places.push_back({.place = f.node.place, .verdict = Verdict::nonfinite});
+    add_audit(result, std::vector{cache});
+    return result;
+  };
+  const Result one = added({handed_on});
+  ASSERT_EQ(one.findings.size(), 1U);
+  EXPECT_EQ(one.findings[0].node, cache.node);
+  EXPECT_EQ(one.first->node, cache.node);
+  EXPECT_EQ(one.places[0].verdict, Verdict::propagated);
+  EXPECT_EQ(one.places[0].ancestor, "layer 0 attn.kv");
+  EXPECT_EQ(one.counts[Verdict::nonfinite], 0);
+  EXPECT_EQ(one.counts[Verdict::propagated], 1);
+  EXPECT_EQ(one.story.find("want"), std::string::npos) << "no numbers of a cache were compared";
+  const Result more = added({handed_on, of_another, made});
+  ASSERT_EQ(more.findings.size(), 3U) << "another request's, and what an op made, stay";
+  EXPECT_EQ(more.places[0].verdict, Verdict::nonfinite);
+  cache.got = 0;
+  EXPECT_EQ(added({handed_on}).findings.size(), 2U) << "numbers make no NaN";
 }
 
 // --- on the engine ---------------------------------------------------------------------------

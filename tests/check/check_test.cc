@@ -140,6 +140,14 @@ TEST_F(Check, LeavesTheBaselineAloneUnlessTheRunIsClean) {
   EXPECT_EQ(text_of(path("base.json")), before);
 }
 
+TEST_F(Check, LeavesAFileAloneThatIsNoBaseline) {
+  const std::string text = "{\"format\": \"lockstep-result\"}\n";
+  folder_.write("result.json", text);
+  EXPECT_NE(error_of([&] { update("result.json", run_of(requests())); }).find("is no baseline"),
+            std::string::npos);
+  EXPECT_EQ(text_of(path("result.json")), text);
+}
+
 TEST_F(Check, HoldsCalibratedClassesToTheLimitsThatTheBaselineKept) {
   JudgedRun run = run_of(requests());
   Limits limits;

@@ -300,6 +300,24 @@ TEST(BaselineFile, IsRefusedWhenItIsNone) {
   EXPECT_NE(error_of([&] { read_baseline(temp_path("none")); }).find("none"), std::string::npos);
 }
 
+TEST(BaselineFile, TakesThePlaceOfABaselineAlone) {
+  const TempFolder folder;
+  const std::string whole = json_of(baseline());
+  std::string old = whole;
+  old.replace(old.find("1.0"), 3, "0.9");
+  for (const std::string& text : {whole, old, "<<<<<<< ours\n" + whole, std::string()})
+    EXPECT_NO_THROW(check_replaceable(folder.write("old.json", text))) << text;
+  EXPECT_NO_THROW(check_replaceable(folder / "none.json"));
+  EXPECT_NO_THROW(check_replaceable("/dev/null"));
+  for (const char* text : {"{\"format\": \"lockstep-result\"}\n", "int main() {}\n"}) {
+    const std::string path = folder.write("other", text);
+    EXPECT_EQ(error_of([&] { check_replaceable(path); }),
+              path +
+                  " is no baseline of lockstep check, and --update replaces nothing else: name "
+                  "another file, or remove that one");
+  }
+}
+
 TEST(RunBits, AreTheSameInAnyOrderOfPassesAndNotOfRows) {
   const auto pass_of = [](std::vector<Row> rows, std::vector<float> values) {
     Pass pass;

@@ -65,6 +65,39 @@ TEST(DiffRows, TakesLayersThatABareTraceDoesNotShowForNotRecorded) {
   EXPECT_FALSE(of_one_model(whole.manifest, part.manifest));
 }
 
+// Optional tables and norms are in the graph of a bare trace that shows them alone.
+TEST(DiffRows, CountsPlacesThatOneOfTwoBareTracesAloneHas) {
+  FakeRun whole = run_of(), part = run_of();
+  const auto lost = [](const Point& p) {
+    return p.name == "attn.q_norm" || p.name == "attn.k_norm";
+  };
+  Graph graph;  // as a model has it that rotates Q and K as they are
+  std::vector<int> numbers;
+  for (size_t i = 0; i < whole.manifest.graph.places().size(); ++i) {
+    std::vector<int> inputs;
+    for (const int input : whole.manifest.graph.inputs(static_cast<int64_t>(i)))
+      inputs.push_back(numbers.at(input));
+    const Place& place = whole.manifest.graph.places()[i];
+    numbers.push_back(lost(*place.point) ? inputs.at(0) : graph.add(place, inputs));
+  }
+  part.manifest.graph = graph;
+  int64_t rows = 0;
+  for (const Pass& pass : part.passes)
+    for (const RecordedTensor& t : pass.tensors) rows += lost(*t.point) ? std::ssize(t.rows) : 0;
+  ASSERT_GT(rows, 0);
+  for (Pass& pass : part.passes)
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return lost(*t.point); });
+  whole.manifest.graph_known = part.manifest.graph_known = false;
+  for (const bool first : {true, false}) {
+    const DiffResult r = first ? diff_of(part, whole) : diff_of(whole, part);
+    EXPECT_EQ(r.verdict, DiffResult::Verdict::identical) << r.story;
+    EXPECT_EQ(first ? r.only_b : r.only_a, rows) << r.story;
+    EXPECT_EQ(first ? r.only_a : r.only_b, 0) << r.story;
+    EXPECT_NE(r.story.find("rows are in one trace only"), std::string::npos) << r.story;
+  }
+  EXPECT_EQ(diff_of(part, whole, Selection("attn.q", "", "", "")).only_b, 0) << "not asked for";
+}
+
 // What attention read is a fact of the pass, as no other row's being shown is.
 TEST(Diff, ARowOfTheCacheThatOnlyOneReadsIsDifferentInKind) {
   for (const bool last : {false, true}) {

@@ -243,6 +243,26 @@ TEST(Declared, WhatIsRightUnderAnotherContractIsWrongAndSaidSo) {
       << result.first->rule;
 }
 
+// Who rounds the weights of the keys makes a share of all elements another number.
+TEST(Declared, OneOddElementIsNotRightUnderAWiderContract) {
+  int within = 0;
+  for (size_t from_end = 1; from_end <= 16; ++from_end) {
+    FakeModel model(DType::bf16, [=](const Place& p, const PassInfo& pass, std::vector<double>& v) {
+      if (p.point->name != "attn.out" || p.layer != 1 || pass.pass != 0) return;
+      double& odd = v[v.size() - from_end];
+      odd += ulp(odd, DType::bf16);
+    });
+    const Result result = judged(fake_run(model, DType::bf16));
+    if (!result.first) continue;  // the exact result lies near the border between the two
+    ASSERT_EQ(result.first->node.place.point->name, "attn.out") << result.story;
+    EXPECT_EQ(result.first->rule.find("right if it rounds as"), std::string::npos)
+        << result.first->rule;
+    within += result.first->rule.find("within the wider budget of one that rounds as hf") !=
+              std::string::npos;
+  }
+  EXPECT_GT(within, 0) << "the wider contract was never tried";
+}
+
 TEST(Declared, WhatRoundsOnceIsWrongAsAChain) {
   FakeModel model(DType::bf16);
   FakeRun run = fake_run(model, DType::bf16);

@@ -160,6 +160,13 @@ TEST(Replay, SaysWhatIsAskedForInVain) {
   expect_said(trouble_of("replay " + data_path("bard-qwen3/config.json") +
                          " --point embed --model " + data_path(model)),
               "config.json");
+  // What lockstep repro writes is run by itself.
+  const TempFolder repro;
+  repro.write("repro.py", "");
+  for (const std::string& more :
+       {std::string(), " --point attn.out --layer 1 --model " + data_path(model)})
+    expect_said(trouble_of("replay " + repro.path() + more),
+                "is a folder that lockstep repro or ops wrote");
 }
 
 TEST(Replay, PrintsWhatItsSchemaSays) {

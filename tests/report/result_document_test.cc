@@ -222,6 +222,7 @@ TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
   r.first->region = {{&point("embed"), -1}};
   r.first->verdict = Verdict::nonfinite;
   r.first->want = r.first->got = std::nan("");
+  r.first->rule = "propagated: an input of the op is not finite";
   EXPECT_TRUE(lines_of(screen(r)).back().starts_with(
       "diverged: embed .. layer 3 attn.q_rope is the first to read NaN or Inf, and nobody judged "
       "who made it"))

@@ -206,7 +206,8 @@ TEST(Lockstep, WritesNothingOverWhatItReads) {
   const TempFolder checkpoint, other;
   checkpoint.copy(data_path("tiny/qwen3-default"));
   const std::string text = "{\"tokens\": [1, 2]}\n", file = other.write("read.jsonl", text);
-  const std::string model = " --model " + checkpoint.path() + " --tokens 1,2 ";
+  const std::string model_only = " --model " + checkpoint.path() + " ";
+  const std::string model = model_only + "--tokens 1,2 ";
   const std::string instructions = model + "--executor instructions --timeline ";
   for (const std::string& command :
        {"run" + instructions + file + " --requests " + file,
@@ -214,11 +215,37 @@ TEST(Lockstep, WritesNothingOverWhatItReads) {
         "run" + model + "--executor instructions --step " + file + " --json " + file,
         "run" + model + "--ops " + file + " --json " + file,
         "check" + model + "--update --baseline " + file + " --ops " + file,
-        "replay x.h5 --ops " + file + " --json " + file})
+        "check" + instructions + file + " --update --baseline new.json --requests " + file,
+        "check" + instructions + file + " --baseline " + file,
+        "calibrate" + instructions + file + " --out new.json --requests " + file,
+        "calibrate" + model + "--out " + file + " --ops " + file,
+        "selftest" + model_only + "--clean-trace x.h5 --clean-trace " + file + " --json " + file,
+        "selftest" + model_only + "--clean-trace " + file + " --html " + file,
+        "selftest" + model_only + "--clean-trace " + file + " --journal " + file,
+        "replay x.h5 --ops " + file + " --json " + file,
+        "repro x.h5 --out new" + model_only + "--ops " + file + " --json " + file,
+        "repro x.h5 --out new" + model_only + "--ops " + file + " --html " + file,
+        "repro x.h5 --out " + file + model_only + "--ops " + file})
     expect_has(trouble_of(command), "were wanted to be two files");
   EXPECT_EQ(text_of(file), text);
   expect_has(trouble_of("generate" + instructions + checkpoint / "config.json"),
              "a file of the checkpoint");
+}
+
+// A folder that a command makes is none of its files either, and is no part of a trace that it
+// reads.
+TEST(Lockstep, MakesAFolderApartFromItsFiles) {
+  const TempFolder folder;
+  const std::string trace = folder / "bad.trace", made = folder / "made";
+  std::filesystem::create_directory(trace);
+  const std::string repro = "repro " + trace + " -m " + data_path("tiny/qwen3-default") + " --out ";
+  expect_has(trouble_of(repro + made + " --json " + made),
+             "--out and --json were wanted to be two");
+  expect_has(trouble_of(repro + trace + "/bug"), "--out was wanted outside TRACE");
+  expect_has(trouble_of("ops x.so --out " + made + " --html " + made),
+             "--out and --html were wanted to be two");
+  EXPECT_FALSE(std::filesystem::exists(made));
+  EXPECT_TRUE(std::filesystem::is_empty(trace));
 }
 
 // Where nothing is looked at, nothing is wrong: that must not be clean.
@@ -320,6 +347,15 @@ TEST(Lockstep, JudgesARegionByItsEndAndSaysWhereItBegins) {
   EXPECT_EQ(run.status, 1) << run.err;
   // The cache that nobody wrote comes before the op that hands its NaN on.
   expect_has(run.out, "\ndiverged: layer 2 attn.kv introduces the first error (2 ops wrong of 13)");
+  // What reads that NaN, and hands it on, is not counted with it.
+  const Outcome later = call_lockstep(
+      "run --tokens 5,6,7,8 --max-new 3 --fault new-token-never-cached@layer=2 --layers 2 "
+      "--points mlp.norm,mlp.gate" +
+      model);
+  EXPECT_EQ(later.status, 1) << later.err;
+  expect_has(later.out, "\n1 op is wrong\n");
+  expect_has(later.out, "\ndiverged: layer 2 attn.kv introduces the first error (1 op wrong of 3)");
+  EXPECT_EQ(later.out.find("want 0, got 0"), std::string::npos) << later.out;
   const Outcome judged = call_lockstep("judge " + trace + model);
   EXPECT_EQ(judged.status, 1) << judged.err;
   expect_has(judged.out, "layer 2 attn.out is the first to make NaN or Inf (1 op wrong of ");
