@@ -10,7 +10,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 #include <ATen/ops/signbit.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
@@ -251,10 +250,8 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   if (rows.meets_borders)
     e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
   e.slice_misround = e.misround;
-  if (own.usual > 0) {
-    const at::Tensor smaller = (own.usual * deviation / e.want.abs()).nan_to_num(1).clamp_min(1);
-    e.slice_misround = at::minimum(deviation / e.spacing, rows.misrounds * smaller).clamp_max(1);
-  }
+  if (own.usual > 0)
+    e.slice_misround = slice_chance(e.want, e.spacing, deviation, rows.misrounds, own.usual);
   return e;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/where.h>
 
 #include <bit>
@@ -31,6 +32,12 @@ at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, cons
   const at::Tensor as_it_is = (chance > 0.1) | (distance * spacing <= kOracleError * inner) |
                               (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
   return at::where(as_it_is, chance, at::maximum(chance, turning));
+}
+
+at::Tensor slice_chance(const at::Tensor& want, const at::Tensor& spacing,
+                        const at::Tensor& deviation, double misrounds, double usual) {
+  const at::Tensor smaller = (usual * deviation / want.abs()).nan_to_num(1).clamp_min(1);
+  return at::minimum(deviation / spacing, misrounds * smaller).clamp_max(1);
 }
 
 at::Tensor hashes_of(const at::Tensor& want, const at::Tensor& got) {

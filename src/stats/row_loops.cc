@@ -158,8 +158,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
                WeighedRow& weighed) {
   enum { kElements, kUnits, kDue, kMisrounded, kMay, kPower, kOffset, kCross, kScatter, kSums };
   const double *want = row.want.data(), *got = row.got.data(), *may = row.misround.data();
-  const double* const in_slices =
-      row.slice_misround.empty() ? row.misround.data() : row.slice_misround.data();
+  const double* const in_slices = row.of_slices().data();
   const double *rounded = stored.rounded.data(), *spacing = stored.spacing.data();
   const double *inverse = stored.inverse.data(), *budgets = stored.budgets.data();
   double* const w_want = weighed.want.data();
@@ -177,8 +176,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much
           // that of this exact result differs.
           const double due = (rest * rest - s * s / 12) * over_v;
-          const double misrounded = g != r ? counts : 0;
-          const double chance = counts * may[i], term = delta * w * over_v;
+          const double misrounded = g != r ? counts : 0, term = delta * w * over_v;
           w_want[i] = w;
           w_got[i] = to_f32(g);
           w_unit[i] = to_f32(counts > 0 ? unit : -1);
@@ -190,7 +188,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           sums[kUnits][lane] += unit;
           sums[kDue][lane] += due;
           sums[kMisrounded][lane] += misrounded;
-          sums[kMay][lane] += chance;
+          sums[kMay][lane] += counts * may[i];
           sums[kPower][lane] += w * w * over_v;
           sums[kOffset][lane] += delta * std::sqrt(over_v);
           sums[kCross][lane] += term;

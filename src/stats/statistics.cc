@@ -183,8 +183,7 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   weighed.got[i] = to_f32(e.got);
   weighed.unit[i] = to_f32(unit);
   weighed.budgets[i] = to_f32(e.budgets);
-  weighed.may_misround[i] =
-      to_f32(row.slice_misround.empty() ? row.misround[i] : row.slice_misround[i]);
+  weighed.may_misround[i] = to_f32(row.of_slices()[i]);
   if (options_.rows_alike && !row.carried.empty())
     weighed.common[i] = to_f32(row.carried[i] / variance);
   weighed.misrounded[i] = stored.different ? 1 : 0;

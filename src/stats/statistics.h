@@ -82,6 +82,10 @@ struct RowNumbers {
   std::span<const double> carried = {};
   bool meets_borders = false;
   std::span<const double> slice_misround = {};  // Budget::slice_misround
+
+  std::span<const double> of_slices() const {
+    return slice_misround.empty() ? misround : slice_misround;
+  }
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure
