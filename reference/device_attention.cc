@@ -21,7 +21,7 @@ namespace {
 
 // Elements of a tensor of scores, of which there are two at once: 256 MiB. And queries of a block
 // at most, each of which is computed with all keys that the last one sees.
-constexpr int64_t kScores = 1 << 25, kTogether = 256;
+constexpr int64_t kScoresAtOnce = 1 << 25, kMostRows = 256;
 
 // The queries from `first` on whose scores there is room for, and the keys that any of them sees.
 struct QueryBlock {
@@ -29,10 +29,10 @@ struct QueryBlock {
   KeyRange keys;
 
   QueryBlock(const std::vector<KeyRange>& seen, int64_t first_, int64_t heads) : first(first_) {
-    count = std::min(kTogether, std::ssize(seen) - first);
+    count = std::min(kMostRows, std::ssize(seen) - first);
     find_keys(seen);
     // Keys grow along a prompt: those of the last query that may join bound the block's size.
-    count = std::clamp<int64_t>(kScores / (heads * (keys.end - keys.begin)), 1, count);
+    count = std::clamp<int64_t>(kScoresAtOnce / (heads * (keys.end - keys.begin)), 1, count);
     find_keys(seen);
   }
 

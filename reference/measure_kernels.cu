@@ -54,7 +54,7 @@ struct Beside {
     const double shift = 0x1.8p52 * spacing, half = spacing / 2, room = limit - half;
     rounded = copysign((want + shift) - shift, want);
     eta = got - want, budgets = fabs(eta) / limit;
-    // The least of a sum that counts; fmax takes the number where 0 of 0 is NaN.
+    // Where usual is 0, and where the quotient is NaN, fmax leaves 1.
     const double most = rows.misrounds * fmax(rows.usual * deviation / fabs(want), 1.0);
     slice_misround = fmin(fmin(inside, most), 1.0);
     if (rows.meets_borders) {

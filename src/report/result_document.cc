@@ -140,7 +140,7 @@ bool has_other_texts(const Result& result) {
   });
 }
 
-int64_t tokens_of(const Result& result) {
+int64_t count_of_tokens(const Result& result) {
   int64_t tokens = 0;
   for (const RequestResult& request : result.requests) tokens += std::ssize(request.tokens);
   return tokens;
@@ -156,7 +156,7 @@ std::string tokens_text(const Result& result) {
         "{} of {} most likely ones as the fp64 model has them, and the texts have others, which "
         "were drawn or forced",
         l.argmax_equal, l.compared);
-  if (const int64_t tokens = tokens_of(result); l.compared < tokens)
+  if (const int64_t tokens = count_of_tokens(result); l.compared < tokens)
     text += fmt::format(", {} of {} tokens not compared", tokens - l.compared, tokens);
   if (flips > 0 && flips == l.explained_flips)
     text += fmt::format(", {} differ{} as rounding allows", flips, flips == 1 ? "s" : "");
@@ -186,7 +186,7 @@ int64_t right_by_chance(const Result& result) {
 // The tokens that differ because of the ops that are wrong. Those that may differ without them are
 // only counted.
 std::string effect_text(const Result& result) {
-  const int64_t tokens = tokens_of(result);
+  const int64_t tokens = count_of_tokens(result);
   const int64_t compared = result.logits ? result.logits->compared : 0;
   if (compared == 0) return "not known: no logits were compared with those of the fp64 model";
   int64_t differ = 0, may = 0, others = 0;
