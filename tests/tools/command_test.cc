@@ -346,7 +346,7 @@ TEST(Lockstep, JudgesARegionByItsEndAndSaysWhereItBegins) {
       trace + model);
   EXPECT_EQ(run.status, 1) << run.err;
   // The cache that nobody wrote comes before the op that hands its NaN on.
-  expect_has(run.out, "\ndiverged: layer 2 attn.kv introduces the first error (2 ops wrong of 13)");
+  expect_has(run.out, "\ndiverged: layer 2 attn.kv introduces the first error (1 op wrong of 13)");
   // What reads that NaN, and hands it on, is not counted with it.
   const Outcome later = call_lockstep(
       "run --tokens 5,6,7,8 --max-new 3 --fault new-token-never-cached@layer=2 --layers 2 "

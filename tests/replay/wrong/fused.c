@@ -55,7 +55,7 @@ const char* lockstep_qk_norm_rope_kv_write(const LockstepCall* call, const DLTen
     for (int64_t h = 0; h < heads; ++h)
       turn(q_rope, (t * heads + h) * dim, q, (t * heads + h) * dim, q_weight, eps, cos, sin,
            position);
-    for (int64_t h = 0; h < kv_heads; ++h) {
+    for (int64_t h = 0; slot >= 0 && h < kv_heads; ++h) {  // else padding
       const int64_t at = (t * kv_heads + h) * dim, to = (slot * kv_heads + h) * dim;
       turn(cache->k, to, k, at, NULL, eps, cos, sin,
            k_weight || position == 0 ? position : position - 1);
@@ -88,6 +88,7 @@ const char* lockstep_kv_write(const LockstepCall* call, const LockstepCache* cac
   const int64_t width = k->shape[1] * k->shape[2];
   for (int64_t t = 0; t < k->shape[0]; ++t) {
     const int64_t slot = ((const int64_t*)((const char*)slots->data + slots->byte_offset))[t];
+    if (slot < 0) continue;  // padding
     for (int64_t i = 0; i < width; ++i) {
       store(cache->k, slot * width + i, load(k, t * width + i));
       store(cache->v, slot * width + i, load(v, t * width + (i + 1) % width));
