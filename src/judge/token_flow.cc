@@ -91,13 +91,15 @@ void TokenFlow::begin(const PassInfo& pass) {
       trouble_.try_emplace(r.row.request, std::move(trouble));
     }
     next = r.row.position + 1;
-    fed_[r.row.request].push_back(
-        {r.row.position, r.token, pass.pass, text_at(r.row.request, r.row.position - 1)});
+    fed_[r.row.request].push_back({r.row.position, r.token, pass.pass,
+                                   text_at(r.row.request, r.row.position - 1),
+                                   r.phase == Phase::decode});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
     const Row& row = pass.rows[i].row;
     answered_.insert(text_at(row.request, row.position));
+    first_answer_.try_emplace(row.request, row.position);
   }
 }
 
@@ -309,8 +311,19 @@ std::string TokenFlow::unserved(const std::vector<RequestInfo>& requests) const 
                      first);
 }
 
+std::string TokenFlow::unseen_choice() const {
+  for (const auto& [request, first] : first_answer_)
+    for (const Fed& fed : fed_.at(request))
+      if (fed.is_decoded && fed.position > first + 1 && !answered_.contains(fed.before))
+        return fmt::format(
+            "the token of request {} at position {} was chosen by logits that the trace does not "
+            "have",
+            request, fed.position);
+  return "";
+}
+
 std::string TokenFlow::undecided(const std::vector<RequestInfo>& requests) const {
-  if (requests.empty()) return "";
+  if (requests.empty()) return unseen_choice();
   std::set<int32_t> known;
   for (const RequestInfo& info : requests)
     if (!info.prompt.empty()) known.insert(info.id);

@@ -41,13 +41,15 @@ class TokenFlow {
   // Says which tokens cannot be judged, in a sentence's words; empty: none. That includes those
   // that were asked for and not served: a request that no pass computes, a prompt of which a part
   // is in no pass, fewer tokens than the request asks for though nothing ended it. Without any
-  // request the tokens that were fed are taken for granted.
+  // request the tokens that were fed are taken for granted, but for those that were decoded after
+  // a row that has no logits, where an earlier one of the request has.
   std::string undecided(const std::vector<RequestInfo>& requests) const;
 
  private:
   struct Fed {
     int32_t position, token, pass;
     uint64_t before;  // text; 0: not known
+    bool is_decoded;
   };
   struct Trouble {
     std::string text;
@@ -72,6 +74,8 @@ class TokenFlow {
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
   // Says what of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;
+  // The same of choices that nobody shows, where no request says what it was to be fed.
+  std::string unseen_choice() const;
   std::string unserved(const std::vector<RequestInfo>& requests) const;
 
   std::map<int32_t, int32_t> next_;     // position by request
@@ -83,6 +87,7 @@ class TokenFlow {
   std::map<int32_t, std::vector<uint64_t>> texts_;
   std::map<int32_t, std::vector<int32_t>> tokens_;         // by request, by position
   std::unordered_set<uint64_t> answered_;                  // texts that got logits
+  std::map<int32_t, int32_t> first_answer_;                // its position, by request
   std::set<std::pair<uint64_t, int32_t>> chosen_by_text_;  // (text, token), by anybody
   int64_t vocabulary_ = 0;  // tokens that logits are of; 0: none were seen
   bool continues_ = true;

@@ -47,6 +47,17 @@ TEST_F(JudgeTest, ChoicesMustHaveLogits) {
   run.requests[1].id = 7;
   EXPECT_NE(judged(run).story.find("request 1 was to be fed is not known"), std::string::npos);
   EXPECT_EQ(judged(run).verdict, RunVerdict::inconclusive);
+  // Where nobody says what was to be fed, a row before the first logits may be of the prompt.
+  for (size_t pass = 0; pass < 3; ++pass) {
+    run = without_logits(pass);
+    run.requests.clear();
+    const Result result = judged(run);
+    EXPECT_EQ(result.verdict, pass == 1 ? RunVerdict::inconclusive : RunVerdict::clean);
+    EXPECT_EQ(result.story.find("the token of request 0 at position 14 was chosen by logits that "
+                                "the trace does not have") == std::string::npos,
+              pass != 1)
+        << result.story;
+  }
 }
 
 TEST_F(JudgeTest, WhatARequestNamesMustBeWhatWasFedAndChosen) {
