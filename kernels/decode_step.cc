@@ -47,15 +47,17 @@ void check_layer(const DecodeLayer& l, const DecodeStep& s) {
 }  // namespace
 
 int64_t decode_step_packed(const DecodeStep& s) {
-  constexpr int64_t kTile = 16, kMostClusterLayers = 48;
+  // Each block of the cluster that shows the final norm has a tile of the logits.
+  constexpr int64_t kTile = 16, kLeastVocab = 16 * kTile, kMostClusterLayers = 48;
   const DecodeLayer& l = s.layers[0];
   const int64_t page = l.cache.page_size(), table = s.attention.page_table.shape[1];
   const int64_t most_context = s.tokens.count() <= 4 ? 32768 : 16384;
   const bool fits = std::ssize(s.layers) <= kMostClusterLayers && s.embed.shape[1] == 1024 &&
                     s.heads == 16 && s.kv_heads == 8 && s.head_dim == 128 &&
                     s.intermediate == 3072 && s.lm_head.shape[0] % kTile == 0 &&
-                    page % kTile == 0 && page * table <= most_context && !l.q_norm.empty() &&
-                    !l.k_norm.empty() && l.q_bias.empty() && l.k_bias.empty() && l.v_bias.empty();
+                    s.lm_head.shape[0] >= kLeastVocab && page % kTile == 0 &&
+                    page * table <= most_context && !l.q_norm.empty() && !l.k_norm.empty() &&
+                    l.q_bias.empty() && l.k_bias.empty() && l.v_bias.empty();
   if (!fits) return 0;
   int64_t bytes = s.lm_head.bytes();
   for (const DecodeLayer& layer : s.layers)

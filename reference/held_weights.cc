@@ -80,9 +80,11 @@ at::Device HeldWeights::device() const {
 // dtype, made when it is first asked for.
 at::Tensor HeldWeights::stored(const std::string& name) const {
   if (!kept_) return to_torch(checkpoint_.tensor(name));
-  const auto [at, added] = kept_->try_emplace(name);
-  if (added) at->second = as_dtype(to_torch(checkpoint_.tensor(name), device()), run_);
-  return at->second;
+  const auto known = kept_->find(name);
+  if (known != kept_->end()) return known->second;
+  // Made first: a copy for which the device has no room leaves nothing behind.
+  at::Tensor made = as_dtype(to_torch(checkpoint_.tensor(name), device()), run_);
+  return kept_->emplace(name, std::move(made)).first->second;
 }
 
 // First rounded to the run's dtype, which does nothing to a file that has it, and then exactly to

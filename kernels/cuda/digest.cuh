@@ -51,10 +51,12 @@ __device__ inline void await_ready(const Ready& ready, int64_t last, int64_t col
   constexpr unsigned kPause = 300;                   // ns between looks, which cost the launch
   constexpr int kSeconds = 10, kLooks = 30'000'000;  // that many last longer
   if (ready.words == nullptr) return;
-  if (threadIdx.x == 0) {
-    // A part of several rows waits for all of them.
-    const int64_t column = last < columns ? last : columns - 1;
-    const uint32_t* word = ready.words + (ready.columns > 0 ? column / ready.columns : 0);
+  // A part of several rows waits for all of them. Words are raised in no order, since the warps of
+  // a step that raise them do not wait for each other.
+  const int64_t column = last < columns ? last : columns - 1;
+  const int64_t words = ready.columns > 0 ? column / ready.columns + 1 : 1;
+  for (int64_t i = threadIdx.x; i < words; i += blockDim.x) {
+    const uint32_t* const word = ready.words + i;
     const auto is_there = [&] {
       uint32_t now;
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");

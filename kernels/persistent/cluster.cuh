@@ -85,8 +85,9 @@ __device__ inline void await_phase(const Step& a, uint32_t barrier, uint32_t par
 }
 
 // The sums over kClusters, whose words lie kPitch apart, of two columns. The lowest bit of a word
-// says in which of two turns it was written: a buffer serves every second layer, and is written
-// anew when all have read it. Looks stand in the way of the weights: kPause ns between them.
+// says in which of two turns it was written, and is no part of the number: a buffer serves every
+// second layer, and is written anew when all have read it. Looks stand in the way of the weights:
+// kPause ns between them.
 template <int kClusters, int kPitch, unsigned kPause>
 struct ClusterSums {
   uint2 words[kClusters];
@@ -117,8 +118,8 @@ struct ClusterSums {
     }
 #pragma unroll
     for (int i = 0; i < kClusters; ++i) {
-      sum.x += __uint_as_float(words[i].x);
-      sum.y += __uint_as_float(words[i].y);
+      sum.x += __uint_as_float(words[i].x & ~1u);
+      sum.y += __uint_as_float(words[i].y & ~1u);
     }
   }
 };

@@ -101,6 +101,7 @@ __device__ void end(const Step& a, uint32_t epoch) {
     __threadfence();
     store_word(a.progress + a.layers + columns_words(a), 1);
   }
+  report_abort(a);
   a.control->done = 0;
   a.control->aborted = 0;
   a.control->cluster_epoch = epoch + a.layers;

@@ -205,6 +205,7 @@ class Computer {
     for (int row = 0; row < a.rows; ++row)
       a.token[row] =
           static_cast<int32_t>(~static_cast<uint32_t>(atomicExch(&a.control->best[row], 0ull)));
+    report_abort(a);
     a.control->done = 0;
     a.control->aborted = 0;
     a.control->epoch = b.tags.epoch + a.layers;

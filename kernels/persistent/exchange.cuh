@@ -73,6 +73,14 @@ struct Watch {
   }
 };
 
+// By the last to end: reports a wait that was given up once more. A warp that copies ahead may give
+// up after its launch has ended, and nobody looks then before the next one, whose waits it ends.
+__device__ inline void report_abort(const Step& a) {
+  if (load_word(&a.control->aborted) != 0)
+    report(a.bad, BadIndex::Of::step_wait, static_cast<int64_t>(Watch::kPatience / 1'000'000'000),
+           a.layers - 1, blockIdx.x);
+}
+
 // A step's tags by layer.
 struct Tags {
   uint32_t epoch;

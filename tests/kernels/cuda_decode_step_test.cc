@@ -174,6 +174,7 @@ class StepCase {
     step.logits = logits_, step.token = token_;
     workspace_ = zeros(decode_step_workspace(step));
     step.workspace = workspace_;
+    fits_clusters_ = decode_step_packed(step) > 0;
     const int64_t packed = with_packed_ ? ops.fused.decode_step_packed(step) : 0;
     if (packed > 0) packed_ = Tensor({packed}, DType::u8, cuda_device());
     if (packed > 0) step.packed = packed_;
@@ -191,6 +192,19 @@ class StepCase {
     }
     wait_for(cuda_device());
   }
+
+  // Whether clusters can compute it, where the device has them.
+  bool fits_clusters() const { return fits_clusters_; }
+
+  // Makes every sum of o of the first layer more than fp32 holds.
+  void make_o_overflow() {
+    for (const auto& [of, scale] : {std::pair(&layers_[0].cache_v, 1e30), {&layers_[0].o, 1e10}}) {
+      Values large;
+      for (const double x : of->values) large.push_back((std::fabs(x) + 0.1) * scale);
+      *of = far(of->tensor.view().shape, DType::bf16, large);
+    }
+  }
+  Values o_out() const { return layers_[0].o_out.now(); }
 
   // What each word says that waits for a part of the step, of whichever launch was the last.
   void check_progress() const {
@@ -405,7 +419,7 @@ class StepCase {
   Far embed_out_, final_out_, logits_, token_;
   Tensor workspace_, packed_, progress_;
   Far rope_cos_, rope_sin_;
-  bool with_packed_;
+  bool with_packed_, fits_clusters_ = false;
 };
 
 class CudaDecodeStep : public CudaTest {
@@ -415,13 +429,15 @@ class CudaDecodeStep : public CudaTest {
     if (ops_ != nullptr && ops_->fused.decode_step == nullptr)
       GTEST_SKIP() << "this device has no decode step: it is of a capability under 9.0";
   }
-  void expect_right(const Sizes& sizes, const std::vector<int64_t>& contexts, int launches = 1,
+  // Returns whether clusters can compute it.
+  bool expect_right(const Sizes& sizes, const std::vector<int64_t>& contexts, int launches = 1,
                     int64_t page = 16, bool with_packed = true) const {
     StepCase step(sizes, contexts, page, with_packed);
     step.run(*ops_, launches);
     step.check_all();
     step.check_progress();
     step.check_angles();
+    return step.fits_clusters();
   }
 };
 
@@ -437,25 +453,39 @@ TEST_F(CudaDecodeStep, ComputesTheShapesThatItIsBuiltFor) {
 // One row of this shape is computed by clusters, with weights packed for them.
 TEST_F(CudaDecodeStep, ComputesByClusters) {
   for (const int64_t context : {1, 2, 15, 16, 17, 100, 128, 129, 300})
-    expect_right(k06B, {context});
+    EXPECT_TRUE(expect_right(k06B, {context}));
   Sizes odd = k06B;
   odd.layers = 3, odd.vocab = 1056;
-  expect_right(odd, {257}, 7);
-  expect_right(odd, {70}, 2, 64);
+  EXPECT_TRUE(expect_right(odd, {257}, 7));
+  EXPECT_TRUE(expect_right(odd, {70}, 2, 64));
   odd.layers = 1;
-  expect_right(odd, {32768});
+  EXPECT_TRUE(expect_right(odd, {32752}));  // the most, with a page that is free
+  EXPECT_FALSE(expect_right(odd, {32753}));
   expect_right(k06B, {131}, 1, 16, false);
 }
 
+// Sums that clusters hand to each other say in their last bit in which turn they were written.
+TEST_F(CudaDecodeStep, OverflowsToInfinityInEveryTurn) {
+  Sizes one = k06B;
+  one.layers = 1, one.vocab = 1056;
+  for (const int launches : {1, 2, 3}) {
+    StepCase step(one, {40});
+    step.make_o_overflow();
+    step.run(*ops_, launches);
+    EXPECT_TRUE(step.fits_clusters());
+    EXPECT_EQ(step.o_out(), Values(static_cast<size_t>(one.hidden), HUGE_VAL)) << launches;
+  }
+}
+
 TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
-  expect_right(k06B, {128, 7});
-  expect_right(k06B, {1, 300, 0, 0});
-  expect_right(k06B, {1000, 65, 16, 17}, 3);
-  expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 2);
+  EXPECT_TRUE(expect_right(k06B, {128, 7}));
+  EXPECT_TRUE(expect_right(k06B, {1, 300, 0, 0}));
+  EXPECT_TRUE(expect_right(k06B, {1000, 65, 16, 17}, 3));
+  EXPECT_TRUE(expect_right(k06B, {128, 7, 1000, 65, 16, 300, 0, 0}, 2));
   Sizes odd = k06B;
   odd.layers = 3, odd.vocab = 1056;
-  expect_right(odd, {1, 2, 9, 127, 128, 129, 255, 257}, 7);
-  expect_right(odd, {130, 31}, 2, 64);
+  EXPECT_TRUE(expect_right(odd, {1, 2, 9, 127, 128, 129, 255, 257}, 7));
+  EXPECT_TRUE(expect_right(odd, {130, 31}, 2, 64));
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {
