@@ -5,7 +5,7 @@ it reads the files of a folder as one, as `tools/setup --command` compiles them.
 a helper of one name clash there: they share it or name it apart, but in the folders of OWN_NAMES,
 whose files it reads alone then.
 
-Exit 77, skipped: this machine has no clang-tidy.
+Exit 77, skipped: this machine has no clang-tidy, or its clang no omp.h.
 """
 import concurrent.futures
 import json
@@ -47,6 +47,15 @@ def groups(root, build):
             flags = tuple(flags_of(command))
             found.setdefault((str(pathlib.Path(path).parent), flags), []).append(path)
     return sorted(((paths, flags) for (_, flags), paths in found.items()), key=lambda g: -len(g[0]))
+
+
+def lacks_openmp():
+    """Whether clang has no omp.h (Debian's libomp-dev): it stumbles over what g++ has."""
+    with tempfile.NamedTemporaryFile("w", suffix=".cc") as file:
+        file.write("#include <omp.h>\n")
+        file.flush()
+        return house.said_by(["clang-tidy", "--quiet", "--checks=misc-static-assert", file.name,
+                              "--", "-fopenmp"])
 
 
 def said_of(root, paths, flags):
@@ -94,5 +103,8 @@ def problems(root, build):
 if __name__ == "__main__":
     if not shutil.which("clang-tidy"):
         print("skipped: there is no clang-tidy on this machine")
+        sys.exit(SKIPPED)
+    if lacks_openmp():
+        print("skipped: clang has no omp.h on this machine, as libomp-dev has it")
         sys.exit(SKIPPED)
     house.run(problems)
