@@ -3,12 +3,15 @@
 // counters allow, so that an order which a schedule should have ruled out is met on purpose.
 #include "src/instructions/step_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "kernels/base/check.h"
@@ -99,10 +102,18 @@ std::vector<TimedWork> run_threads(const Schedule& schedule,
   Counters counters(schedule);
   {
     std::vector<std::jthread> threads;
-    for (const std::vector<int>& list : lists)
-      threads.emplace_back([&schedule, &list, &counters, &compute, &times] {
-        run_queue(schedule, list, counters, compute, times);
-      });
+    try {
+      for (const std::vector<int>& list : lists)
+        threads.emplace_back([&schedule, &list, &counters, &compute, &times] {
+          run_queue(schedule, list, counters, compute, times);
+        });
+    } catch (const std::system_error& error) {
+      // Those that run wait for the others.
+      counters.fail_with(std::make_exception_ptr(Error(
+          fmt::format("the system gave only {} threads of {}, one for each queue ({}): make a "
+                      "schedule of fewer queues",
+                      threads.size(), lists.size(), error.what()))));
+    }
   }
   if (counters.failure()) std::rethrow_exception(counters.failure());
   return times;

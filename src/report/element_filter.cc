@@ -102,7 +102,7 @@ std::vector<std::vector<int64_t>> ElementFilter::wanted(const RecordedTensor& te
                         std::ranges::any_of(heads_, [&](const Range& r) { return is_in(r, i); });
       if (sliced && head) indices.push_back(i);
     }
-    check(!indices.empty(), "--head and --slice leave nothing of {}, whose shape is {} ({})",
+    check(!indices.empty(), "--heads and --slice leave nothing of {}, whose shape is {} ({})",
           tensor.point->name, tensor.shape.text(), tensor.point->shape);
   }
   return axes;

@@ -84,8 +84,9 @@ std::string size_text(const std::string& path) {
   return fmt::format("{:.3g} kB", size / 1e3);
 }
 
-// The verdict that the trace keeps, with the beginning of its story, which says the place.
-std::string judged_text(const std::string& path) {
+// The verdict that the trace keeps, with the beginning of its story, which says the place. Of a
+// trace of which something is gone since, it is none on what is left.
+std::string judged_text(const std::string& path, bool complete) {
   const std::string kept = read_kept_result(path);
   if (kept.empty()) return "not judged";
   const JsonDocument result(
@@ -95,7 +96,8 @@ std::string judged_text(const std::string& path) {
   // A story's place stands before the first colon, its further clauses behind a semicolon.
   const size_t end =
       std::min(story.find(";"), verdict == "diverged" ? story.find(": ") : story.size());
-  return fmt::format("judged: {} ({})", verdict, story.substr(0, end));
+  return fmt::format("{}: {} ({})", complete ? "judged" : "judged when it was whole", verdict,
+                     story.substr(0, end));
 }
 
 // The line by which a trace is recognised.
@@ -105,7 +107,7 @@ std::string headline(const TraceReader& trace, const std::string& path) {
       fmt::format("{}  {}  {}  {}, keeps {}{}{}", screen_text(path),
                   trace.complete() ? "complete" : "incomplete", size_text(path), name_of(m.dtype),
                   name_of(m.level), m.selection.empty() ? "" : " of ", m.selection);
-  return fmt::format("{}   {}", text, judged_text(path));
+  return fmt::format("{}   {}", text, judged_text(path, trace.complete()));
 }
 
 // Which engine, model and machine it is of, as far as the trace says.

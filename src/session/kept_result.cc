@@ -57,9 +57,14 @@ std::string page_of_file(const std::string& path) {
     check(begins.find("\"lockstep-diff\"") == begins.npos,
           "{} is the comparison of two traces, whose page lockstep diff A B --html FILE writes",
           path);
+    check(begins.find("\"lockstep-") == begins.npos,
+          "{} is neither a result nor a trace but JSON of another command of lockstep: give what "
+          "run or judge wrote with --json, or a trace",
+          path);
   }
   const auto trace = open_trace(path);
-  const std::string kept = read_kept_result(path);
+  // A verdict on what was whole is none on what is left of it.
+  const std::string kept = trace->complete() ? read_kept_result(path) : "";
   return kept.empty() ? render_html(inspect(*trace, {.path = path}))
                       : page_of(result_from_json(kept, path));
 }

@@ -140,6 +140,19 @@ class ByHand(unittest.TestCase):
         wanted = '{"tokens":[1],"max_new":1000000000}'
         self.refused([*GENERATE[:6], "--requests", self.file("r.jsonl", wanted)], "lower --max-new")
 
+    @unittest.skipIf("ASAN_OPTIONS" in os.environ, "AddressSanitizer takes all addresses")
+    def test_queues_for_which_there_are_no_threads_are_a_sentence(self) -> None:
+        room = 12 << 30
+        self.refused([LOCKSTEP, "run", "-m", TINY, "--tokens", "1,2", "-n", "1", "--executor",
+                      "instructions", "--queues", "4000"], "make a schedule of fewer queues",
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)))
+
+    def test_a_page_of_what_is_no_result_is_refused(self) -> None:
+        for name in ("check", "replay", "ops"):
+            self.refused([LOCKSTEP, "report", self.file(name, f'{{"format": "lockstep-{name}"}}'),
+                          "--html", str(self.folder / "page.html")],
+                         "is neither a result nor a trace")
+
     def test_a_library_that_was_cut_is_a_sentence(self) -> None:
         whole = Path(LOCKSTEP).with_name("trouble.so").read_bytes()
         library = self.folder / "cut.so"

@@ -283,6 +283,11 @@ TEST_F(Inspect, ShowsTheVerdictThatTheTraceKeeps) {
   EXPECT_NE(shown().find("not judged"), std::string::npos);
   write_kept_result(path_, R"({"verdict": "diverged", "story": "layer 2 attn.out: it is wrong"})");
   EXPECT_NE(shown().find("judged: diverged (layer 2 attn.out)"), std::string::npos) << shown();
+  const std::string part = path_ + "/seg-000000.h5";
+  std::filesystem::resize_file(part, std::filesystem::file_size(part) / 2);
+  EXPECT_NE(shown().find("judged when it was whole: diverged (layer 2 attn.out)"),
+            std::string::npos)
+      << shown();
   write_kept_result(path_, "{");
   EXPECT_NE(trouble_of("inspect " + path_).find(path_ + " keeps: is no JSON from byte 2"),
             std::string::npos);
