@@ -91,9 +91,9 @@ void check_decode_step(const DecodeStep& step);
 
 // The bytes of packed weights that a step of these sizes can use: 0 unless it is of the Qwen3-0.6B
 // shape, of 48 layers at most and 256 tokens at least, with at most 32768 positions, or 16384 of
-// eight rows, in pages of a multiple of 16. decode_step_packed_cuda: on the device of its workspace,
-// 0 unless that has seven GPCs of 16 free multiprocessors. A step without them is computed as any
-// other.
+// eight rows, in pages of a multiple of 16. decode_step_packed_cuda: on the device of its
+// workspace, 0 unless that has seven GPCs of 16 free multiprocessors. A step without them is
+// computed as any other.
 int64_t decode_step_packed(const DecodeStep& step);
 int64_t decode_step_packed_cuda(const DecodeStep& step);
 
