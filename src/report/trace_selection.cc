@@ -215,7 +215,13 @@ Selected select(TraceReader& trace, const InspectOptions& options) {
         "nothing in {} is selected by {}: `lockstep inspect {}` says what there is", options.path,
         selection.text() + (options.slice.empty() ? "" : fmt::format(" --slice {}", options.slice)),
         options.path);
-  check(!(options.values || !options.npy.empty()) || out.kept > 0,
+  const bool lacks_numbers = (options.values || !options.npy.empty()) && out.kept == 0;
+  const auto is_cache = [](const Place& place) { return place.point->is_cache(); };
+  check(!lacks_numbers || !std::ranges::all_of(out.places, is_cache),
+        "{} keeps the cache as hashes of its rows, no numbers: select attn.k_rope or attn.v, which "
+        "are written into it",
+        options.path);
+  check(!lacks_numbers,
         "{} has only digests of what is selected, no numbers: record it with --keep full",
         options.path);
   return out;

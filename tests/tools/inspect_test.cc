@@ -134,6 +134,11 @@ TEST_F(Inspect, SaysThatItHasDigestsOnly) {
             std::string::npos);
   EXPECT_NE(trouble_of(selected + " --values").find("record it with --keep full"),
             std::string::npos);
+  std::filesystem::remove_all(path_);
+  write({.numbers_of = &point("attn.kv")});
+  EXPECT_NE(trouble_of("inspect " + path_ + " --point attn.kv --layer 0 --values")
+                .find("keeps the cache as hashes of its rows"),
+            std::string::npos);
 }
 
 TEST_F(Inspect, ShowsNoNumbersWhereADigestHasNone) {
