@@ -26,6 +26,7 @@ class Captured(InFolder):
     def captured(self, model, run, **options):
         """What run(model) returns under capture, which is what it returns without."""
         path = self.folder / "x.h5"
+        path.unlink(missing_ok=True)
         plain = run(model)
         with lockstep.capture(model, path, **options):
             made = run(model)
@@ -318,6 +319,8 @@ class PutBack(Captured):
             self.refused("beams", generated(ids, num_beams=2), model)
             self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
             generated(ids, 1)(model)
+        self.refused("exists already", lockstep.capture(model, path).__enter__)
+        path = self.folder / "y.h5"
         layer = model.model.layers[2].mlp.up_proj
         layer.compile(backend="eager")
         try:

@@ -458,6 +458,16 @@ class Refused(InFolder):
         self.refused("config.json", lockstep.Writer, self.folder / "y.h5", self.folder)
         self.refused("model_type", lockstep.Writer, self.folder / "y.h5", {"model_type": "gpt2"})
 
+    def test_what_is_there_already_is_left_as_it_is(self):
+        for name, part in (("x.h5", "x.h5 exists already: remove it or choose another place"),
+                           ("x.h5.part", "x.h5.part is left of a run that did not end")):
+            path = self.folder / name
+            path.write_bytes(b"hours of work")
+            self.refused(part, self.writer)
+            self.assertEqual(path.read_bytes(), b"hours of work")
+            path.unlink()
+        self.assertEqual(list(self.folder.iterdir()), [])
+
     def test_an_exception_leaves_nothing(self):
         with self.assertRaises(KeyError), self.writer() as writer:
             writer.begin_pass([1], [0])

@@ -36,7 +36,7 @@ class Writer:
 
     Tensors are torch's or numpy's, of fp32, bf16, fp16 or integers; row i of one belongs to row i
     of the pass, of `logits` and `token` to the i-th row that gets logits. Nothing is under `path`
-    before the block has ended without an exception.
+    before the block has ended without an exception; what is there already is refused.
 
     config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
     config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
@@ -59,10 +59,10 @@ class Writer:
         self.requests: list[Request] | None = None  # None: what the passes tell of them
         # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
         self.sampled: dict[int, int] = {}
-        self._path = pathlib.Path(path)
-        self._part = self._path.with_name(self._path.name + ".part")
+        self._path, self._part = pathlib.Path(path), part_of(path)
         check(self._path.parent.is_dir(), f"{self._path.parent} is no folder: a trace is written "
               "into one that is there")
+        check_free(path)
         self._file = tables.Output(self._part)
         self._passes: list[PassRows] = []
         self._pending = Pending()
@@ -269,6 +269,21 @@ def _check_tensor(point: str, layer: int, shape: Sequence[int], dtype: str, rows
     if (dtype == "int32") != (point in INTEGER_POINTS):
         wanted = "integers" if point in INTEGER_POINTS else "floating numbers"
         raise LockstepError(f"{point} of layer {layer} is of {dtype}: {wanted} were wanted")
+
+
+def part_of(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a trace grows before it is whole."""
+    return pathlib.Path(f"{os.fspath(path)}.part")
+
+
+def check_free(path: str | os.PathLike[str]) -> None:
+    """Raises LockstepError where a trace would take the place of what is there: that may have taken
+    hours, or be no trace at all."""
+    check(not os.path.lexists(path), f"{path} exists already: remove it or choose another place "
+          "for the trace")
+    part = part_of(path)
+    check(not os.path.lexists(part), f"{part} is left of a run that did not end: move it or choose "
+          "another place for the trace")
 
 
 def check_point(point: str) -> None:
