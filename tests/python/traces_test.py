@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -38,6 +39,21 @@ def run(*arguments):
     made = subprocess.run([os.environ["LOCKSTEP"], *arguments], capture_output=True, text=True,
                           check=True)
     return made.stdout
+
+
+class Pages(unittest.TestCase):
+    def test_what_they_call_of_a_module_is_there_after_import_lockstep(self):
+        pages = (support.ROOT / "README.md", support.PACKAGE / "README.md")
+        called = {name for page in pages
+                  for name in re.findall(r"\b(lockstep\.\w+\.\w+)\(", page.read_text())}
+        self.assertLessEqual({"lockstep.bundle.write_bundle", "lockstep.llama_cpp.Recorder"},
+                             called)
+        for name in sorted(called):
+            with self.subTest(name):  # another test may have imported a module of it
+                made = subprocess.run([sys.executable, "-c", f"import lockstep; {name}"],
+                                      env=os.environ | {"PYTHONPATH": str(support.PACKAGE)},
+                                      capture_output=True, text=True, check=False)
+                self.assertEqual(made.returncode, 0, made.stderr)
 
 
 class Tables(unittest.TestCase):
