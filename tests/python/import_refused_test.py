@@ -59,6 +59,7 @@ class Places(Asked):
                 (self.dump, self.model / "model.safetensors", "lies in the checkpoint"),
                 (self.dump, self.model / "config.json", "lies in the checkpoint"),
                 (self.dump, self.model / "new.h5", "lies in the checkpoint"),
+                (self.dump, self.folder, "is a folder: name the .h5 file"),
                 (self.dump, other, "other.h5 exists already: remove it or choose another place")):
             with self.subTest(out=out):
                 self.refused_as(part, source, out)
@@ -69,6 +70,30 @@ class Places(Asked):
         status, said = self.imported(self.dump, self.dump / "x.h5", "--dtype", "fp32")
         self.assertEqual((status, said), (0, ""))
         self.assertTrue((self.dump / "x.h5").is_file())
+
+
+class Files(Asked):
+    def test_what_is_no_archive_is_not_said_to_be_a_pickle(self):
+        whole = (self.dump / "d.npz").read_bytes()
+        array = io.BytesIO()
+        np.save(array, np.arange(3))
+        for name, content in (("empty", b""), ("text", b"hello world"), ("cut", whole[:-30]),
+                              ("head", whole[:7]), ("of one array", array.getvalue())):
+            with self.subTest(name):
+                path = self.folder / "x.npz"
+                path.write_bytes(content)
+                self.refused_as("x.npz is no npz that can be read: it is not a whole zip archive",
+                                path, self.folder / "x.h5")
+
+    def test_arrays_of_objects_are_not_proposed_to_be_loaded(self):
+        (self.folder / "objects").mkdir()
+        np.save(self.folder / "objects/embed.npy", np.array([{}], object))
+        np.savez(self.folder / "x.npz", embed=np.array([{}], object))
+        for name in ("objects", "x.npz"):
+            status, said = self.imported(self.folder / name, self.folder / "x.h5", "--tokens", "1")
+            self.assertEqual(status, 2)
+            self.assertIn("holds objects that are no numbers, or is damaged", said)
+            self.assertNotIn("allow_pickle", said)
 
 
 if __name__ == "__main__":

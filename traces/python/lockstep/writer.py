@@ -279,6 +279,7 @@ def part_of(path: str | os.PathLike[str]) -> pathlib.Path:
 def check_free(path: str | os.PathLike[str]) -> None:
     """Raises LockstepError where a trace would take the place of what is there: that may have taken
     hours, or be no trace at all."""
+    check(not os.path.isdir(path), f"{path} is a folder: name the .h5 file that the trace is to be")
     check(not os.path.lexists(path), f"{path} exists already: remove it or choose another place "
           "for the trace")
     part = part_of(path)
