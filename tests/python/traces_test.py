@@ -168,15 +168,16 @@ class Engines(InFolder):
         cls.trace.close()
         cls.base.cleanup()
 
-    def rewrite(self, path, change=lambda point, layer, tensor: tensor):
-        """The same numbers by the Writer; change(point, layer, array) alters them."""
+    def rewrite(self, path, change=lambda point, layer, tensor: tensor, tables=False):
+        """The same numbers by the Writer, those of RoPE's tables if that is asked;
+        change(point, layer, array) alters them."""
         with lockstep.Writer(path, QWEN3, dtype="bf16", provenance={"engine": "mine"}) as writer:
             for number, run_ in enumerate(self.trace.passes):
                 writer.begin_pass([row.token for row in run_.rows],
                                   [row.position for row in run_.rows],
                                   [row.request for row in run_.rows])
                 for info in self.trace.tensors:
-                    if info.number != number or info.point.startswith("rope"):
+                    if info.number != number or (info.point.startswith("rope") and not tables):
                         continue
                     if info.point == "attn.kv":
                         self.show_cache(writer, info)
@@ -383,6 +384,21 @@ class Engines(InFolder):
                              ("bf16", "token, head, dim"))
             self.assertIsNone(tensor.chunks)
             self.assertEqual(file["index/rms"].dims[0].keys(), ["seq"])
+
+    def test_tables_of_rope_are_judged_where_they_are_shown(self):
+        path = self.folder / "tables.h5"
+        self.rewrite(path, tables=True)
+        verdict = lockstep.judge(path, QWEN3)
+        self.assertTrue(verdict, verdict)
+        with lockstep.Trace(path) as trace, lockstep.Trace(self.written()) as without:
+            shown = [info.point for info in trace.tensors if info.point.startswith("rope")]
+            self.assertEqual(shown[:2], ["rope.cos", "rope.sin"])
+            self.assertEqual(trace.graph, graph.with_tables(without.graph))
+            self.assertEqual([trace.graph[i].point for i in trace.graph[9].inputs],
+                             ["attn.q_norm", "rope.cos", "rope.sin"])
+        path.unlink()
+        self.rewrite(path, lambda point, _, x: x + (point == "rope.sin"), tables=True)
+        self.assertEqual(lockstep.judge(path, QWEN3).first.point, "rope.sin")
 
     def test_what_is_wrong_is_found_and_typed(self):
         def twice(point, layer, tensor):

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.checkpoint import write_checkpoint
 from lockstep.errors import LockstepError, check
-from lockstep.graph import Node, graph_of
+from lockstep.graph import graph_of, with_tables
 from lockstep.one_op import OPS, PAGE, Batch, Cache, Case, Numbers, Op, Recipe
 from lockstep.points import AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, nearest
 from lockstep.verdict import Finding, Verdict, judge
@@ -143,14 +143,6 @@ def _judged(op: str, function: Callable[..., Any], recipe: Recipe, device: str, 
 
 def _short(dtype: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[dtype]
-
-
-def with_tables(graph: Sequence[Node]) -> list[Node]:
-    """The graph with the nodes of RoPE's cosines and sines behind the embedding."""
-    moved = [Node(node.point, node.layer, tuple(i + 2 if i else i for i in node.inputs) +
-                  ((1, 2) if node.point in ("attn.q_rope", "attn.k_rope") else ()))
-             for node in graph]
-    return [moved[0], Node("rope.cos", -1, ()), Node("rope.sin", -1, ()), *moved[1:]]
 
 
 def _show(writer: Writer, recipe: Recipe, case: Case, out: Any) -> None:

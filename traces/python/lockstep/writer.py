@@ -15,13 +15,14 @@ from lockstep.blocks import Block, Layout
 from lockstep.digest import row_hashes
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
-from lockstep.graph import ConfigLike, Node, graph_of, read_config
+from lockstep.graph import ConfigLike, Node, graph_of, read_config, with_tables
 from lockstep.pending import Entry, Pending
 from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS,
                              nearest)
 from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
+TABLES = {(-1, point) for point in FLOAT32_POINTS}  # places of RoPE's cosines and sines
 Hashes = NDArray[np.uint64]
 # Of tensors that are kept in memory before they are written.
 PENDING_BYTES, PENDING_COUNT = 64 << 20, 1 << 10
@@ -213,8 +214,10 @@ class Writer:
     def _check_place(self, point: str, layer: int, request: int = -1) -> None:
         """Raises LockstepError unless the model has that place and this is its first tensor."""
         place = (layer, point, request)
-        optional = point in FLOAT32_POINTS and layer < 0  # not in the graph of every engine
-        if self._passes and place not in self._seen and (optional or place[:2] in self._places):
+        if self._passes and place[:2] in TABLES and self._places.isdisjoint(TABLES):
+            self.graph = with_tables(self.graph)  # not every engine shows them
+            self._places |= TABLES
+        if self._passes and place not in self._seen and place[:2] in self._places:
             self._seen.add(place)
             return
         check_point(point)
