@@ -507,6 +507,28 @@ class Refused(InFolder):
         self.refused("no pass", self.writer().close)
         self.assertEqual(list(self.folder.iterdir()), [])
 
+    def test_a_trace_that_has_ended_takes_nothing_more(self):
+        x = np.ones((1, 192), np.float32)
+        with self.writer() as writer:
+            writer.begin_pass([1], [0])
+            writer.show("embed", None, x)
+            writer.close()
+        before = (self.folder / "x.h5").read_bytes()
+        for function, *arguments in ((writer.close,), (writer.begin_pass, [1], [0]),
+                                     (writer.show, "final.norm", None, x)):
+            self.refused("x.h5 is closed and takes nothing more", function, *arguments)
+        writer.abandon()
+        self.assertEqual((self.folder / "x.h5").read_bytes(), before)
+        (self.folder / "x.h5").unlink()
+        given_up = self.writer()
+        given_up.abandon()
+        self.refused("x.h5 was given up and takes nothing more", given_up.close)
+        with self.writer() as another:
+            given_up.abandon()
+            another.begin_pass([1], [0])
+            another.show("embed", None, x)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["x.h5"])
+
     def test_a_buffer_may_be_used_again(self):
         x = np.ones((1, 192), np.float32)
         with self.writer() as writer:

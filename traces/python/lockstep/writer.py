@@ -65,6 +65,7 @@ class Writer:
               "into one that is there")
         check_free(path)
         self._file = tables.Output(self._part)
+        self._ended = ""  # how the trace has ended
         self._passes: list[PassRows] = []
         self._pending = Pending()
         self._shown = 0  # counts on with what is shown
@@ -83,6 +84,7 @@ class Writer:
         request. decode: which rows are of decode; else those that are their request's only one and
         not its first. inherited: by request that enters with a cache, the tokens of that.
         """
+        self._check_open()
         count = len(tokens)
         owners = [int(requests)] * count if isinstance(requests, int) else \
             [int(request) for request in requests]
@@ -138,6 +140,7 @@ class Writer:
     def show_block(self, first: int, layout: Layout, raw: NDArray[np.uint8]) -> None:
         """The same of many tensors of all rows, none of them a cache or of logits: those of the
         layout, whose numbers begin with `first`."""
+        self._check_open()
         check(self._passes, "tensors were shown before begin_pass: a tensor is of a pass")
         count = len(self._passes[-1].rows)
         if layout not in self._layouts or layout.rows[0] != count or \
@@ -185,6 +188,7 @@ class Writer:
 
     def close(self) -> None:
         """Ends the trace and puts it under its name."""
+        self._check_open()
         try:
             check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
             self._write_pending()
@@ -193,26 +197,37 @@ class Writer:
                 self._passes, self.requests, self.sampled,
                 "digest" if self._digests_only else "full"))
             os.replace(self._part, self._path)
+            self._ended = "is closed"
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Leaves nothing behind of a trace that was not closed."""
+        if self._ended == "was given up":
+            return  # another trace may grow there now
         self._file.close()
-        self._part.unlink(missing_ok=True)
+        if not self._ended:
+            self._part.unlink(missing_ok=True)
+            self._ended = "was given up"
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: types.TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
+        if kind is not None:
             self.abandon()
+        elif not self._ended:
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise LockstepError(f"the trace {self._path} {self._ended} and takes nothing more: "
+                                "make a new Writer for another")
 
     def _check_place(self, point: str, layer: int, request: int = -1) -> None:
         """Raises LockstepError unless the model has that place and this is its first tensor."""
+        self._check_open()
         place = (layer, point, request)
         if self._passes and place[:2] in TABLES and self._places.isdisjoint(TABLES):
             self.graph = with_tables(self.graph)  # not every engine shows them
