@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import pathlib
 import tempfile
 import traceback
@@ -91,7 +92,7 @@ def check_op(op: str, function: Callable[..., Any], shapes: Sequence[Sequence[in
     check(op in OPS, f"'{op}' is no op{_near(op)}: {', '.join(OPS)} are")
     name = str(dtype).rpartition(".")[2]
     check(name in DTYPES, f"ops compute in {', '.join(DTYPES)}, found {dtype}")
-    some = [tuple(int(i) for i in shape) for shape in shapes or OPS[op].shapes]
+    some = list(OPS[op].shapes) if shapes is None else _shapes_of(op, shapes)
     for shape in some:
         _check_shape(op, shape)
     _check_parameters(op, OPS[op], function)
@@ -107,6 +108,17 @@ def _near(op: str) -> str:
     return f" ({found} is the nearest)" if found else ""
 
 
+def _shapes_of(op: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    try:
+        some = [tuple(operator.index(i) for i in shape) for shape in shapes]
+    except TypeError as error:
+        raise LockstepError(f"shapes of {op} are a list of tuples of whole numbers, such as "
+                            f"{list(OPS[op].shapes)}: found {shapes!r}") from error
+    check(some, f"shapes of {op} are none: name one at least, such as {list(OPS[op].shapes)}, or "
+          "leave shapes out")
+    return some
+
+
 def _check_shape(op: str, shape: tuple[int, ...]) -> None:
     ranks = {part.count(",") + 1 for part in OPS[op].axes.split(" or ")}
     check(len(shape) in ranks and min(shape) > 0,
@@ -116,6 +128,8 @@ def _check_shape(op: str, shape: tuple[int, ...]) -> None:
 
 
 def _check_parameters(op: str, about: Op, function: Callable[..., Any]) -> None:
+    check(callable(function), f"{op} is called with ({about.parameters}): a function was wanted, "
+          f"found {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -138,7 +152,12 @@ def _judged(op: str, function: Callable[..., Any], recipe: Recipe, device: str, 
                     graph=with_tables(graph) if recipe.tables else graph) as writer:
             for case in recipe.cases:
                 _show(writer, recipe, case, call(op, function, case, device))
-        return judge(folder / "op.h5", folder, "--points", recipe.point, command=command)
+        try:
+            return judge(folder / "op.h5", folder, "--points", recipe.point, command=command)
+        except LockstepError as error:  # the file is gone when the sentence is read
+            said = str(error).removeprefix(f"{folder / 'op.h5'}: schema_json: {recipe.point}: ")
+            raise LockstepError(f"rounding of {op}: {said}" if said != str(error) else said
+                                ) from error
 
 
 def _short(dtype: str) -> str:
