@@ -346,7 +346,8 @@ class PutBack(Captured):
             self.refused("is compiled", lockstep.capture(model, path).__enter__)
         finally:
             del layer._compiled_call_impl
-        self.refused("is no configuration", lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
+        self.refused("a Linear is no Hugging Face model, which has a config: a Qwen2, Qwen3 or",
+                     lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
         self.refused("is no point", lambda: lockstep.capture(model, path, points=("mlp.upp",))
                      .__enter__())
 

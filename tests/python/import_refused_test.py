@@ -6,12 +6,15 @@ import contextlib
 import io
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 
 import support
 from support import InFolder
 
+import lockstep
 from lockstep import command
 
 TINY = support.DATA / "tiny/qwen3-default"
@@ -94,6 +97,26 @@ class Files(Asked):
             self.assertEqual(status, 2)
             self.assertIn("holds objects that are no numbers, or is damaged", said)
             self.assertNotIn("allow_pickle", said)
+
+
+class Told(Asked):
+    def test_a_dump_of_another_dtype_than_the_checkpoint_s_names_the_option(self):
+        embed = np.full((3, 64), 1 + 2.0**-20, np.float32)  # no number of bf16
+        np.savez(self.dump / "d.npz", tokens=np.arange(3), embed=embed)
+        for dtype, noted in (("bf16", True), ("fp32", False)):
+            said = lockstep.import_dump(self.dump, self.folder / f"{dtype}.h5", names="points",
+                                        model=self.model, dtype=dtype).notes
+            self.assertEqual(said, ["some tensors are fp32 where the run is bf16, the first: embed "
+                                    "of layer -1; if the engine computed in fp32, import it with "
+                                    "--dtype fp32"] if noted else [])
+
+    def test_help_is_no_error(self):
+        for option in ("--help", "-h"):
+            made = subprocess.run([sys.executable, "-m", "lockstep", option], env=os.environ | {
+                "PYTHONPATH": str(support.PACKAGE)}, capture_output=True, text=True, check=False)
+            self.assertEqual((made.returncode, made.stderr), (0, ""))
+            for part in ("python -m lockstep import SRC OUT.h5", "stats A B", "bundle CALL.pt OUT"):
+                self.assertIn(part, made.stdout)
 
 
 if __name__ == "__main__":

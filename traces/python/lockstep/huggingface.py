@@ -80,7 +80,10 @@ class Capture:
                  provenance: Mapping[str, str],
                  request_positions: RequestPositions | None = None, digests_only: bool = False,
                  ) -> None:
-        config = read_config(getattr(model, "config", None))
+        config = getattr(model, "config", None)
+        check(config is not None, f"a {type(model).__name__} is no Hugging Face model, which has a "
+              "config: a Qwen2, Qwen3 or Qwen3-MoE of transformers was wanted")
+        config = read_config(config)
         family = config.get("model_type")
         check(family in FAMILIES, f"the model is a {family}: capture knows {', '.join(FAMILIES)}")
         dtype = next(model.parameters()).dtype

@@ -263,7 +263,8 @@ class Importer:
     def _note_dtype(self, where: str, dtype: str) -> None:
         note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
         if not any(text.startswith(note) for text in self.report.notes):
-            self.report.notes.append(f"{note}{where}")
+            self.report.notes.append(f"{note}{where}; if the engine computed in {dtype}, import it "
+                                     f"with --dtype {dtype}")
 
     def _row_shape(self, point: str) -> tuple[int, ...]:
         h, inner = self.sizes["h"], self.sizes["I"]
