@@ -39,7 +39,8 @@ class Trace:
 
 
 def write(path: pathlib.Path, trace: Trace) -> None:
-    """The trace as a file, with every K and V that was read."""
+    """The trace as a file, in the place of an older one, with every K and V that was read."""
+    pathlib.Path(path).unlink(missing_ok=True)
     with Writer(path, graph=trace.graph, dtype=trace.dtype, schema=trace.schema,
                 provenance=trace.provenance) as writer:
         writer.requests = trace.requests

@@ -37,6 +37,7 @@ def pairs_of(model, folder, count):
         model.generate(ids, do_sample=False, max_new_tokens=NEW)
 
     def captured():
+        path.unlink(missing_ok=True)
         with lockstep.capture(model, path):
             plain()
     plain()

@@ -63,6 +63,7 @@ def ways(vocabulary):
 
 def judged(model, folder, run, path):
     plain = run(model)
+    path.unlink(missing_ok=True)
     with lockstep.capture(model, path):
         made = run(model)
     verdict = lockstep.judge(path, folder)

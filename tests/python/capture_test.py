@@ -26,6 +26,7 @@ class Captured(InFolder):
     def captured(self, model, run, **options):
         """What run(model) returns under capture, which is what it returns without."""
         path = self.folder / "x.h5"
+        path.unlink(missing_ok=True)
         plain = run(model)
         with lockstep.capture(model, path, **options):
             made = run(model)
@@ -311,6 +312,25 @@ class PutBack(Captured):
             self.assertEqual({(t.point, t.layer) for t in trace.tensors},
                              {(p, i) for p in ("mlp.up", "mlp.norm") for i in (1, 4)})
 
+    def test_a_selection_is_read_as_the_command_line_reads_it(self):
+        path = self.captured(load(QWEN3), generated(tokens(4, 1, 4096), 2),
+                             points="mlp.n*, mlp.up", layers="0,3-4")
+        with lockstep.Trace(path) as trace:
+            self.assertEqual({(t.point, t.layer) for t in trace.tensors},
+                             {(p, i) for p in ("mlp.up", "mlp.norm") for i in (0, 3, 4)})
+
+    def test_what_a_model_has_not_is_not_selected(self):
+        def ask(**selection):
+            lockstep.capture(load(QWEN3), self.folder / "x.h5", **selection).__enter__()
+
+        for layers in ([6], [2, 7], "0,6", "2-9", -1):
+            self.refused("but the model's layers are 0..5", ask, layers=layers)
+        for layers in ("all", "3-1", "1,,2", [0.5], [None]):
+            self.refused("numbers and ranges such as 0,3-5 were wanted", ask, layers=layers)
+        self.refused("mlp.up is the nearest", ask, points="attn.q,mlp.upp")
+        self.refused("'att.*' is no point", ask, points=["att.*"])
+        self.assertEqual(list(self.folder.iterdir()), [])
+
     def test_what_cannot_be_captured_is_a_sentence(self):
         model, ids = load(QWEN3), tokens(4, 1, 4096)
         path = self.folder / "z.h5"
@@ -318,13 +338,16 @@ class PutBack(Captured):
             self.refused("beams", generated(ids, num_beams=2), model)
             self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
             generated(ids, 1)(model)
+        self.refused("exists already", lockstep.capture(model, path).__enter__)
+        path = self.folder / "y.h5"
         layer = model.model.layers[2].mlp.up_proj
         layer.compile(backend="eager")
         try:
             self.refused("is compiled", lockstep.capture(model, path).__enter__)
         finally:
             del layer._compiled_call_impl
-        self.refused("is no configuration", lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
+        self.refused("a Linear is no Hugging Face model, which has a config: a Qwen2, Qwen3 or",
+                     lockstep.capture(torch.nn.Linear(2, 2), path).__enter__)
         self.refused("is no point", lambda: lockstep.capture(model, path, points=("mlp.upp",))
                      .__enter__())
 

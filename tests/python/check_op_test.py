@@ -94,6 +94,14 @@ class Sentences(support.InFolder):
                     shapes=[(5, 7, 2, 4)])
         self.refuse("add is called with (out, a, b), and the function takes (out)",
                     lambda out: None)
+        self.refuse("add is called with (out, a, b): a function was wanted, found None", None)
+        for shapes in ((17, 64), 17, [(2.5, 3)], ["ab"]):
+            self.refuse("shapes of add are a list of tuples of whole numbers, such as [(13, 200)]",
+                        RIGHT.add, shapes=shapes)
+        self.refuse("shapes of add are none: name one at least", RIGHT.add, shapes=[])
+        with self.assertRaisesRegex(lockstep.LockstepError, "^rounding of add: 'nope' is no "
+                                    "rounding contract: use fused, "):
+            lockstep.check_op("add", RIGHT.add, rounding="nope")
 
     def test_of_what_a_function_does(self):
         def fails(out, a, b):

@@ -122,6 +122,7 @@ class Dumped(InFolder):
 
     def imported(self, names, source=None, model=QWEN3, **options):
         out = self.folder / "out.h5"
+        out.unlink(missing_ok=True)
         source = self.folder / "dump" if source is None else source
         report = lockstep.import_dump(source, out, names=names, model=model, **options)
         return report, out
@@ -246,9 +247,10 @@ class Imports(Dumped):
     def test_files_without_pickles_need_no_torch(self):
         np.savez(self.folder / "x.npz", tokens=np.arange(3), embed=np.ones((3, 192), "f4"))
         made = subprocess.run([sys.executable, "-c", (
-            "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
+            "import os, sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
             "from lockstep import command\n"
             "for source, names in ((sys.argv[1], 'points'), (sys.argv[2], 'huggingface')):\n"
+            "    if os.path.exists(sys.argv[3]): os.remove(sys.argv[3])\n"
             "    status = command.main([source, sys.argv[3], '--map', names, '--model',\n"
             "                           sys.argv[4], '--tokens', '1,2,3'])\n"
             "    assert status == 0\n"), self.folder / "x.npz", self.saved(), self.folder / "o.h5",
@@ -375,6 +377,7 @@ class OverRanks(InFolder):
         changes what a rank dumped."""
         names, reduced = self.WRITERS[writer]
         source, out = self.folder / writer, self.folder / "out.h5"
+        out.unlink(missing_ok=True)
         source.mkdir()
         for rank in range(2):
             view = dumps_made.OfRank(self.two, rank, 2, reduced)

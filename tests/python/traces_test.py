@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -38,6 +39,21 @@ def run(*arguments):
     made = subprocess.run([os.environ["LOCKSTEP"], *arguments], capture_output=True, text=True,
                           check=True)
     return made.stdout
+
+
+class Pages(unittest.TestCase):
+    def test_what_they_call_of_a_module_is_there_after_import_lockstep(self):
+        pages = (support.ROOT / "README.md", support.PACKAGE / "README.md")
+        called = {name for page in pages
+                  for name in re.findall(r"\b(lockstep\.\w+\.\w+)\(", page.read_text())}
+        self.assertLessEqual({"lockstep.bundle.write_bundle", "lockstep.llama_cpp.Recorder"},
+                             called)
+        for name in sorted(called):
+            with self.subTest(name):  # another test may have imported a module of it
+                made = subprocess.run([sys.executable, "-c", f"import lockstep; {name}"],
+                                      env=os.environ | {"PYTHONPATH": str(support.PACKAGE)},
+                                      capture_output=True, text=True, check=False)
+                self.assertEqual(made.returncode, 0, made.stderr)
 
 
 class Tables(unittest.TestCase):
@@ -152,15 +168,16 @@ class Engines(InFolder):
         cls.trace.close()
         cls.base.cleanup()
 
-    def rewrite(self, path, change=lambda point, layer, tensor: tensor):
-        """The same numbers by the Writer; change(point, layer, array) alters them."""
+    def rewrite(self, path, change=lambda point, layer, tensor: tensor, tables=False):
+        """The same numbers by the Writer, those of RoPE's tables if that is asked;
+        change(point, layer, array) alters them."""
         with lockstep.Writer(path, QWEN3, dtype="bf16", provenance={"engine": "mine"}) as writer:
             for number, run_ in enumerate(self.trace.passes):
                 writer.begin_pass([row.token for row in run_.rows],
                                   [row.position for row in run_.rows],
                                   [row.request for row in run_.rows])
                 for info in self.trace.tensors:
-                    if info.number != number or info.point.startswith("rope"):
+                    if info.number != number or (info.point.startswith("rope") and not tables):
                         continue
                     if info.point == "attn.kv":
                         self.show_cache(writer, info)
@@ -368,6 +385,21 @@ class Engines(InFolder):
             self.assertIsNone(tensor.chunks)
             self.assertEqual(file["index/rms"].dims[0].keys(), ["seq"])
 
+    def test_tables_of_rope_are_judged_where_they_are_shown(self):
+        path = self.folder / "tables.h5"
+        self.rewrite(path, tables=True)
+        verdict = lockstep.judge(path, QWEN3)
+        self.assertTrue(verdict, verdict)
+        with lockstep.Trace(path) as trace, lockstep.Trace(self.written()) as without:
+            shown = [info.point for info in trace.tensors if info.point.startswith("rope")]
+            self.assertEqual(shown[:2], ["rope.cos", "rope.sin"])
+            self.assertEqual(trace.graph, graph.with_tables(without.graph))
+            self.assertEqual([trace.graph[i].point for i in trace.graph[9].inputs],
+                             ["attn.q_norm", "rope.cos", "rope.sin"])
+        path.unlink()
+        self.rewrite(path, lambda point, _, x: x + (point == "rope.sin"), tables=True)
+        self.assertEqual(lockstep.judge(path, QWEN3).first.point, "rope.sin")
+
     def test_what_is_wrong_is_found_and_typed(self):
         def twice(point, layer, tensor):
             return tensor * 2 if (point, layer) == ("mlp.up", 4) else tensor
@@ -458,12 +490,44 @@ class Refused(InFolder):
         self.refused("config.json", lockstep.Writer, self.folder / "y.h5", self.folder)
         self.refused("model_type", lockstep.Writer, self.folder / "y.h5", {"model_type": "gpt2"})
 
+    def test_what_is_there_already_is_left_as_it_is(self):
+        for name, part in (("x.h5", "x.h5 exists already: remove it or choose another place"),
+                           ("x.h5.part", "x.h5.part is left of a run that did not end")):
+            path = self.folder / name
+            path.write_bytes(b"hours of work")
+            self.refused(part, self.writer)
+            self.assertEqual(path.read_bytes(), b"hours of work")
+            path.unlink()
+        self.assertEqual(list(self.folder.iterdir()), [])
+
     def test_an_exception_leaves_nothing(self):
         with self.assertRaises(KeyError), self.writer() as writer:
             writer.begin_pass([1], [0])
             raise KeyError
         self.refused("no pass", self.writer().close)
         self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_trace_that_has_ended_takes_nothing_more(self):
+        x = np.ones((1, 192), np.float32)
+        with self.writer() as writer:
+            writer.begin_pass([1], [0])
+            writer.show("embed", None, x)
+            writer.close()
+        before = (self.folder / "x.h5").read_bytes()
+        for function, *arguments in ((writer.close,), (writer.begin_pass, [1], [0]),
+                                     (writer.show, "final.norm", None, x)):
+            self.refused("x.h5 is closed and takes nothing more", function, *arguments)
+        writer.abandon()
+        self.assertEqual((self.folder / "x.h5").read_bytes(), before)
+        (self.folder / "x.h5").unlink()
+        given_up = self.writer()
+        given_up.abandon()
+        self.refused("x.h5 was given up and takes nothing more", given_up.close)
+        with self.writer() as another:
+            given_up.abandon()
+            another.begin_pass([1], [0])
+            another.show("embed", None, x)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["x.h5"])
 
     def test_a_buffer_may_be_used_again(self):
         x = np.ones((1, 192), np.float32)

@@ -24,6 +24,7 @@ QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=24, steps=3)
 
 def write(path, trace, inherited, requests):
     """The trace as trace_file.write has it, of requests that enter it with these tokens."""
+    path.unlink(missing_ok=True)
     with Writer(path, graph=trace.graph, dtype=trace.dtype, schema=trace.schema,
                 provenance=trace.provenance) as writer:
         writer.requests = requests

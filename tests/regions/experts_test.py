@@ -54,6 +54,7 @@ def run(path, model, *options):
 
 def cut(source, target, hidden):
     """The same run without those points; K and V are found where they were written."""
+    target.unlink(missing_ok=True)
     with Trace(source) as trace, Writer(target, graph=trace.graph, dtype=trace.dtype,
                                         schema=trace.schema) as writer:
         writer.requests = trace.requests

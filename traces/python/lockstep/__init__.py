@@ -20,22 +20,27 @@ from lockstep.verdict import Finding, Verdict, judge
 from lockstep.writer import Writer
 
 if TYPE_CHECKING:
+    from lockstep import bundle, llama_cpp
     from lockstep.checking import OpCheck, check_op
     from lockstep.huggingface import Capture, capture
     from lockstep.importing import import_dump
 
 __version__ = "0.1.0"
 __all__ = ["Capture", "Finding", "LockstepError", "OpCheck", "PassRows", "Request", "Row", "Trace",
-           "Verdict", "Writer", "capture", "check_op", "import_dump", "judge"]
+           "Verdict", "Writer", "bundle", "capture", "check_op", "import_dump", "judge",
+           "llama_cpp"]
 
 _LATE = {"Capture": "lockstep.huggingface", "capture": "lockstep.huggingface",
          "OpCheck": "lockstep.checking", "check_op": "lockstep.checking",
          "import_dump": "lockstep.importing"}
+_MODULES = ("bundle", "llama_cpp")
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for."""
+    """What needs torch, and what few need, is imported when it is asked for."""
+    import importlib
+    if name in _MODULES:
+        return importlib.import_module(f"lockstep.{name}")
     if name not in _LATE:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    import importlib
     return getattr(importlib.import_module(_LATE[name]), name)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import pathlib
 import tempfile
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 
 from lockstep.checkpoint import write_checkpoint
 from lockstep.errors import LockstepError, check
-from lockstep.graph import Node, graph_of
+from lockstep.graph import graph_of, with_tables
 from lockstep.one_op import OPS, PAGE, Batch, Cache, Case, Numbers, Op, Recipe
 from lockstep.points import AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, nearest
 from lockstep.verdict import Finding, Verdict, judge
@@ -91,7 +92,7 @@ def check_op(op: str, function: Callable[..., Any], shapes: Sequence[Sequence[in
     check(op in OPS, f"'{op}' is no op{_near(op)}: {', '.join(OPS)} are")
     name = str(dtype).rpartition(".")[2]
     check(name in DTYPES, f"ops compute in {', '.join(DTYPES)}, found {dtype}")
-    some = [tuple(int(i) for i in shape) for shape in shapes or OPS[op].shapes]
+    some = list(OPS[op].shapes) if shapes is None else _shapes_of(op, shapes)
     for shape in some:
         _check_shape(op, shape)
     _check_parameters(op, OPS[op], function)
@@ -107,6 +108,17 @@ def _near(op: str) -> str:
     return f" ({found} is the nearest)" if found else ""
 
 
+def _shapes_of(op: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    try:
+        some = [tuple(operator.index(i) for i in shape) for shape in shapes]
+    except TypeError as error:
+        raise LockstepError(f"shapes of {op} are a list of tuples of whole numbers, such as "
+                            f"{list(OPS[op].shapes)}: found {shapes!r}") from error
+    check(some, f"shapes of {op} are none: name one at least, such as {list(OPS[op].shapes)}, or "
+          "leave shapes out")
+    return some
+
+
 def _check_shape(op: str, shape: tuple[int, ...]) -> None:
     ranks = {part.count(",") + 1 for part in OPS[op].axes.split(" or ")}
     check(len(shape) in ranks and min(shape) > 0,
@@ -116,6 +128,8 @@ def _check_shape(op: str, shape: tuple[int, ...]) -> None:
 
 
 def _check_parameters(op: str, about: Op, function: Callable[..., Any]) -> None:
+    check(callable(function), f"{op} is called with ({about.parameters}): a function was wanted, "
+          f"found {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -138,19 +152,16 @@ def _judged(op: str, function: Callable[..., Any], recipe: Recipe, device: str, 
                     graph=with_tables(graph) if recipe.tables else graph) as writer:
             for case in recipe.cases:
                 _show(writer, recipe, case, call(op, function, case, device))
-        return judge(folder / "op.h5", folder, "--points", recipe.point, command=command)
+        try:
+            return judge(folder / "op.h5", folder, "--points", recipe.point, command=command)
+        except LockstepError as error:  # the file is gone when the sentence is read
+            said = str(error).removeprefix(f"{folder / 'op.h5'}: schema_json: {recipe.point}: ")
+            raise LockstepError(f"rounding of {op}: {said}" if said != str(error) else said
+                                ) from error
 
 
 def _short(dtype: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[dtype]
-
-
-def with_tables(graph: Sequence[Node]) -> list[Node]:
-    """The graph with the nodes of RoPE's cosines and sines behind the embedding."""
-    moved = [Node(node.point, node.layer, tuple(i + 2 if i else i for i in node.inputs) +
-                  ((1, 2) if node.point in ("attn.q_rope", "attn.k_rope") else ()))
-             for node in graph]
-    return [moved[0], Node("rope.cos", -1, ()), Node("rope.sin", -1, ()), *moved[1:]]
 
 
 def _show(writer: Writer, recipe: Recipe, case: Case, out: Any) -> None:

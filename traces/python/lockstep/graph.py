@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -122,3 +122,12 @@ def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = (),
         stream = add("mlp.residual", i, stream, (add_experts if i in experts else add_mlp)(i, norm))
     add("token", -1, add("logits", -1, add("final.norm", -1, stream)))
     return nodes
+
+
+def with_tables(graph: Sequence[Node]) -> list[Node]:
+    """The graph with the nodes of RoPE's cosines and sines behind the embedding."""
+    cos = next((i for i, node in enumerate(graph, 1) if node.point == "embed"), 0)
+    moved = [Node(node.point, node.layer, tuple(i if i < cos else i + 2 for i in node.inputs) +
+                  ((cos, cos + 1) if node.point in ("attn.q_rope", "attn.k_rope") else ()))
+             for node in graph]
+    return [*moved[:cos], Node("rope.cos", -1, ()), Node("rope.sin", -1, ()), *moved[cos:]]

@@ -23,16 +23,17 @@ from lockstep.experts import ExpertRows
 from lockstep.graph import FAMILIES, dimensions, read_config
 from lockstep.patches import AttentionFunctions, modeling_of, replaced
 from lockstep.run_facts import Generation, facts_of, generation_of, rounding_of, selection_of
+from lockstep.selecting import layers_of, points_of
 from lockstep.sessions import Call, RequestPositions, Sessions
-from lockstep.writer import Writer, check_point
+from lockstep.writer import Writer
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CONTIGUOUS = torch.contiguous_format
 WRITTEN = ("attn.k_rope", "attn.v")  # what goes into a cache
 
 @contextlib.contextmanager
-def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collection[str] = (),
-            layers: Collection[int] = (), provenance: Mapping[str, str] | None = None,
+def capture(model: nn.Module, path: str | os.PathLike[str], *, points: str | Collection[str] = (),
+            layers: int | str | Collection[int] = (), provenance: Mapping[str, str] | None = None,
             request_positions: RequestPositions | None = None, device_digests: bool = False,
             ) -> Iterator[Capture]:
     """While the block lasts, all that the model computes is written as a trace.
@@ -46,7 +47,8 @@ def capture(model: nn.Module, path: str | os.PathLike[str], *, points: Collectio
     computes the same bits as without, and is as before when the block ends, however it does; after
     an exception there is no trace.
 
-    points, layers: these alone; none: all. provenance: facts to keep beside its own.
+    points, layers: these alone, as a list or as the command line has them ("attn.*,logits" and
+    "0,3-5"); none: all. provenance: facts to keep beside its own.
 
     request_positions: for batches of which a row holds several requests, as of packed sequences,
     or whose rows the caller knows better. It is called with the arguments of each call, by name,
@@ -73,21 +75,23 @@ class Beside(NamedTuple):
 class Capture:
     """A trace in the making; `writer` has the passes that were computed so far."""
 
-    def __init__(self, model: nn.Module, path: str | os.PathLike[str], points: Collection[str],
-                 layers: Collection[int], provenance: Mapping[str, str],
+    def __init__(self, model: nn.Module, path: str | os.PathLike[str],
+                 points: str | Collection[str], layers: int | str | Collection[int],
+                 provenance: Mapping[str, str],
                  request_positions: RequestPositions | None = None, digests_only: bool = False,
                  ) -> None:
-        config = read_config(getattr(model, "config", None))
+        config = getattr(model, "config", None)
+        check(config is not None, f"a {type(model).__name__} is no Hugging Face model, which has a "
+              "config: a Qwen2, Qwen3 or Qwen3-MoE of transformers was wanted")
+        config = read_config(config)
         family = config.get("model_type")
         check(family in FAMILIES, f"the model is a {family}: capture knows {', '.join(FAMILIES)}")
-        for point in points:
-            check_point(point)
         dtype = next(model.parameters()).dtype
         check(dtype in NAMES, f"the model is of {dtype}: fp32, bf16 or fp16 was wanted")
         self.model, self.base = model, getattr(model, "model", model)
         sizes = dimensions(config)
         self.heads, self.kv_heads, self.dim = sizes["H"], sizes["K"], sizes["D"]
-        self.points, self.layers = frozenset(points), frozenset(layers)
+        self.points, self.layers = points_of(points), layers_of(layers, sizes["L"])
         self._everything = not self.points and not self.layers
         self._signature = inspect.signature(self.base.forward)
         self.writer = Writer(path, config, dtype=NAMES[dtype], schema=rounding_of(model),

@@ -24,7 +24,7 @@ from lockstep.mapping import Map, Rule, read_map
 from lockstep.points import LOGIT_POINTS, Place, nearest
 from lockstep.requesting import PassIds, Requests
 from lockstep.shards import PARTIALS, Joined, Shards, Unlike
-from lockstep.writer import Writer
+from lockstep.writer import Writer, check_free
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MOST_UNLIKE = 1000    # of a trace's list of where ranks were not alike
@@ -65,9 +65,11 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
     config.json says. tokens: what the first passes were fed, where the dump does not say, or has
     what was chosen and something else was fed. schema: an
     engine whose rounding is declared (lockstep.contracts.rounding); "": what the map says. Raises
-    LockstepError, and writes nothing, where nothing can be made of it.
+    LockstepError, and writes nothing, where nothing can be made of it, and where `out` is there
+    already, is of the dump, or lies in the checkpoint.
     """
     config = read_config(pathlib.Path(model))
+    _check_out(out, source, model)
     mapping = read_map(names if isinstance(names, str) else pathlib.Path(names))
     said = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
     run = dtype or mapping.dtype or said
@@ -89,6 +91,20 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
             writer.provenance["ranks_apart"] = json.dumps(importer.unlike[:MOST_UNLIKE])
         check(report.tensors, f"{source}: {_nothing_text(report, str(names))}")
     return report
+
+
+def _check_out(out: str | os.PathLike[str], source: str | os.PathLike[str],
+               model: str | os.PathLike[str]) -> None:
+    """Raises LockstepError unless the trace takes the place of nothing, least of all of what it is
+    made from."""
+    place = pathlib.Path(out).resolve()
+    within = (place, *place.parents)
+    check(not (place.exists() and pathlib.Path(source).resolve() in within),
+          f"{out} is of the dump that is imported, {source}: name a new file for the trace")
+    check(pathlib.Path(model).resolve() not in within,
+          f"{out} lies in the checkpoint {model}, which is read and left as it is: choose another "
+          "place for the trace")
+    check_free(out)
 
 
 def _nothing_text(report: Imported, names: str) -> str:
@@ -247,7 +263,8 @@ class Importer:
     def _note_dtype(self, where: str, dtype: str) -> None:
         note = f"some tensors are {dtype} where the run is {self.dtype}, the first: "
         if not any(text.startswith(note) for text in self.report.notes):
-            self.report.notes.append(f"{note}{where}")
+            self.report.notes.append(f"{note}{where}; if the engine computed in {dtype}, import it "
+                                     f"with --dtype {dtype}")
 
     def _row_shape(self, point: str) -> tuple[int, ...]:
         h, inner = self.sizes["h"], self.sizes["I"]

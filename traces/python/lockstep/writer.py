@@ -15,13 +15,14 @@ from lockstep.blocks import Block, Layout
 from lockstep.digest import row_hashes
 from lockstep.elements import Elements, elements_of
 from lockstep.errors import LockstepError, check
-from lockstep.graph import ConfigLike, Node, graph_of, read_config
+from lockstep.graph import ConfigLike, Node, graph_of, read_config, with_tables
 from lockstep.pending import Entry, Pending
 from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS,
                              nearest)
 from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
+TABLES = {(-1, point) for point in FLOAT32_POINTS}  # places of RoPE's cosines and sines
 Hashes = NDArray[np.uint64]
 # Of tensors that are kept in memory before they are written.
 PENDING_BYTES, PENDING_COUNT = 64 << 20, 1 << 10
@@ -36,7 +37,7 @@ class Writer:
 
     Tensors are torch's or numpy's, of fp32, bf16, fp16 or integers; row i of one belongs to row i
     of the pass, of `logits` and `token` to the i-th row that gets logits. Nothing is under `path`
-    before the block has ended without an exception.
+    before the block has ended without an exception; what is there already is refused.
 
     config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
     config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
@@ -59,11 +60,12 @@ class Writer:
         self.requests: list[Request] | None = None  # None: what the passes tell of them
         # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
         self.sampled: dict[int, int] = {}
-        self._path = pathlib.Path(path)
-        self._part = self._path.with_name(self._path.name + ".part")
+        self._path, self._part = pathlib.Path(path), part_of(path)
         check(self._path.parent.is_dir(), f"{self._path.parent} is no folder: a trace is written "
               "into one that is there")
+        check_free(path)
         self._file = tables.Output(self._part)
+        self._ended = ""  # how the trace has ended
         self._passes: list[PassRows] = []
         self._pending = Pending()
         self._shown = 0  # counts on with what is shown
@@ -82,6 +84,7 @@ class Writer:
         request. decode: which rows are of decode; else those that are their request's only one and
         not its first. inherited: by request that enters with a cache, the tokens of that.
         """
+        self._check_open()
         count = len(tokens)
         owners = [int(requests)] * count if isinstance(requests, int) else \
             [int(request) for request in requests]
@@ -137,6 +140,7 @@ class Writer:
     def show_block(self, first: int, layout: Layout, raw: NDArray[np.uint8]) -> None:
         """The same of many tensors of all rows, none of them a cache or of logits: those of the
         layout, whose numbers begin with `first`."""
+        self._check_open()
         check(self._passes, "tensors were shown before begin_pass: a tensor is of a pass")
         count = len(self._passes[-1].rows)
         if layout not in self._layouts or layout.rows[0] != count or \
@@ -184,6 +188,7 @@ class Writer:
 
     def close(self) -> None:
         """Ends the trace and puts it under its name."""
+        self._check_open()
         try:
             check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
             self._write_pending()
@@ -192,29 +197,42 @@ class Writer:
                 self._passes, self.requests, self.sampled,
                 "digest" if self._digests_only else "full"))
             os.replace(self._part, self._path)
+            self._ended = "is closed"
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Leaves nothing behind of a trace that was not closed."""
+        if self._ended == "was given up":
+            return  # another trace may grow there now
         self._file.close()
-        self._part.unlink(missing_ok=True)
+        if not self._ended:
+            self._part.unlink(missing_ok=True)
+            self._ended = "was given up"
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: types.TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
+        if kind is not None:
             self.abandon()
+        elif not self._ended:
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise LockstepError(f"the trace {self._path} {self._ended} and takes nothing more: "
+                                "make a new Writer for another")
 
     def _check_place(self, point: str, layer: int, request: int = -1) -> None:
         """Raises LockstepError unless the model has that place and this is its first tensor."""
+        self._check_open()
         place = (layer, point, request)
-        optional = point in FLOAT32_POINTS and layer < 0  # not in the graph of every engine
-        if self._passes and place not in self._seen and (optional or place[:2] in self._places):
+        if self._passes and place[:2] in TABLES and self._places.isdisjoint(TABLES):
+            self.graph = with_tables(self.graph)  # not every engine shows them
+            self._places |= TABLES
+        if self._passes and place not in self._seen and place[:2] in self._places:
             self._seen.add(place)
             return
         check_point(point)
@@ -269,6 +287,22 @@ def _check_tensor(point: str, layer: int, shape: Sequence[int], dtype: str, rows
     if (dtype == "int32") != (point in INTEGER_POINTS):
         wanted = "integers" if point in INTEGER_POINTS else "floating numbers"
         raise LockstepError(f"{point} of layer {layer} is of {dtype}: {wanted} were wanted")
+
+
+def part_of(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a trace grows before it is whole."""
+    return pathlib.Path(f"{os.fspath(path)}.part")
+
+
+def check_free(path: str | os.PathLike[str]) -> None:
+    """Raises LockstepError where a trace would take the place of what is there: that may have taken
+    hours, or be no trace at all."""
+    check(not os.path.isdir(path), f"{path} is a folder: name the .h5 file that the trace is to be")
+    check(not os.path.lexists(path), f"{path} exists already: remove it or choose another place "
+          "for the trace")
+    part = part_of(path)
+    check(not os.path.lexists(part), f"{part} is left of a run that did not end: move it or choose "
+          "another place for the trace")
 
 
 def check_point(point: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.dumps.loads import Load
 from lockstep.dumps.safetensors_file import read_safetensors
 from lockstep.elements import Elements
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, one_line
 
 MAGIC = b"\x93NUMPY"  # the first bytes of a .npy file
 
@@ -80,8 +80,9 @@ def load_array(path: pathlib.Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
+        why = "" if "pickle" in str(error) else f" ({one_line(error)})"
         raise LockstepError(f"{path} is not read: it holds objects that are no numbers, or is "
-                            f"damaged ({error})") from error
+                            f"damaged{why}") from error
 
 
 def is_tensor(value: Any) -> bool:

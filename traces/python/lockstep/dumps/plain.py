@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.dumps.dump import Dump, load_array
 from lockstep.dumps.loads import Load
 from lockstep.dumps.safetensors_file import read_safetensors
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, one_line
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
 PASS = re.compile(r"(?:^|[/_.-])(?:step|pass|iteration|iter)[_=-]?(\d+)", re.I)
@@ -51,11 +51,14 @@ def _tensors_of(file: pathlib.Path) -> dict[str, Load]:
         return read_safetensors(file)
     if file.suffix == ".npy":
         return {"": lambda: load_array(file)}
+    # numpy takes whatever is no archive for a pickle, and proposes to load that.
+    check(zipfile.is_zipfile(file), f"{file} is no npz that can be read: it is not a whole zip "
+          "archive, so that it was cut or is of another kind; save it anew")
     try:
         with np.load(file, allow_pickle=False) as archive:
             names = list(archive.files)
     except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise LockstepError(f"{file} is no npz that can be read ({error})") from error
+        raise LockstepError(f"{file} is no npz that can be read ({one_line(error)})") from error
 
     def load(name: str) -> Load:
         def get() -> np.ndarray:
@@ -63,7 +66,8 @@ def _tensors_of(file: pathlib.Path) -> dict[str, Load]:
                 with np.load(file, allow_pickle=False) as archive:
                     return archive[name]
             except ValueError as error:
-                raise LockstepError(f"{file}: {name} holds objects that are no numbers") from error
+                raise LockstepError(f"{file}: {name} holds objects that are no numbers, or is "
+                                    "damaged") from error
         return get
 
     return {name: load(name) for name in names}
