@@ -148,6 +148,25 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
   find_parts();
 }
 
+// What was fed does not follow from what was fed before, whether or not anybody recorded the op that
+// read it. Such a node counts as a judged one, and the others of the place as hidden.
+void Judge::State::hide_place(size_t index, const JudgedPass& pass, Judged& judged) {
+  const Place& place = ledger.places()[index];
+  for (const NodeRows& node : pass.seen.nodes_of(place)) {
+    NodeOutcome outcome;
+    if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
+    judged.pending.push_back({index, node.request, {}, {}});
+    if (outcome.verdict == Verdict::bitwise) {
+      ledger.hide(1);
+      continue;
+    }
+    outcome.place = static_cast<int>(index);
+    outcome.pass = pass.seen.info().pass;
+    outcome.request = node.request;
+    judged.pending.back().outcomes = {std::move(outcome)};
+  }
+}
+
 // Places outside of the selection, and hidden ones, have nodes without an outcome: origins pass
 // through them.
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
@@ -160,8 +179,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
     return;
   }
   if (op_judge.hidden().covers(place)) {
-    ledger.hide(std::ssize(nodes));
-    for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
+    hide_place(index, pass, judged);
     return;
   }
   std::vector<NodeOutcomes> all = op_judge.judge(place, ancestry.inputs(index), pass);

@@ -94,6 +94,7 @@ struct Judge::State {
   void drop_compared(size_t node);
   void drop_read(const Part& part);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
+  void hide_place(size_t index, const JudgedPass& pass, Judged& judged);
   std::vector<NodeId> flagged_by_all(std::span<const Pending> nodes, int32_t pass) const;
   // Enters outcomes whose contracts are known, and returns what of them is a finding.
   std::vector<NodeId> settle(Judged& judged);
