@@ -8,7 +8,8 @@ namespace {
 int first_of(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
 
 Ancestry::Origin joined(const Ancestry::Origin& a, const Ancestry::Origin& b) {
-  return {first_of(a.finding, b.finding), first_of(a.overflow, b.overflow)};
+  return {first_of(a.finding, b.finding), first_of(a.overflow, b.overflow),
+          a.unjudged || b.unjudged};
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ Ancestry::Origin Ancestry::of_inputs(size_t place, int32_t request) const {
 void Ancestry::set(size_t place, int32_t request, const Origin& origin) {
   // Nearly all of a run is right, and a place and request without an origin have that one.
   const auto keep = [&](std::map<Key, Origin>& kept) {
-    if (origin.finding < 0 && origin.overflow < 0)
+    if (origin.finding < 0 && origin.overflow < 0 && !origin.unjudged)
       kept.erase({place, request});
     else
       kept[{place, request}] = origin;

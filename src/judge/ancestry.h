@@ -13,10 +13,13 @@ namespace lockstep {
 // through what attention reads of earlier ones.
 class Ancestry {
  public:
-  // Both are -1 where all that the op's result was made of is right.
+  // As it stands where all that the op's result was made of is right.
   struct Origin {
     int finding = -1;   // number of the first finding upstream; -1: none
     int overflow = -1;  // index of the place upstream that overflows as it should; -1: none
+    // Whether nobody judged the op, or, of a cache, one that wrote to it. Ops that were judged are
+    // known to have made of their inputs what they should.
+    bool unjudged = false;
   };
 
   // places: of the graph, in its order.

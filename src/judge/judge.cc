@@ -148,8 +148,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
   find_parts();
 }
 
-// What was fed does not follow from what was fed before, whether or not anybody recorded the op that
-// read it. Such a node counts as a judged one, and the others of the place as hidden.
+// What was fed does not follow from what was fed before, whether or not anybody recorded the op
+// that read it. Such a node counts as a judged one, and the others of the place as hidden.
 void Judge::State::hide_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   for (const NodeRows& node : pass.seen.nodes_of(place)) {
@@ -220,8 +220,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
 // Where what the inputs of an op have decides what is wrong with its result.
 void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   // A value that is not finite came by an input. Which verdict that deserves depends on where the
-  // input has it from: a finding, an overflow that was due, or, with neither, the node's own
-  // tensors.
+  // input has it from: a finding, an overflow that was due, an op that nobody judged, whose
+  // overflow may be due as well, or, with none of them, the node's own tensors.
   if (outcome.passes_on && outcome.verdict == Verdict::nonfinite) {
     if (origin.finding >= 0) {
       outcome.verdict = Verdict::propagated;
@@ -234,6 +234,9 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
           text_of(ledger.places()[origin.overflow]));
     } else if (origin.overflow >= 0) {
       outcome.verdict = outcome.besides;
+    } else if (origin.unjudged) {
+      outcome.verdict = Verdict::inconclusive;
+      outcome.reason = "what they read holds NaN or Inf, and nobody judged who made it";
     }
   }
   // An op that is right on wrong inputs is told from one on right inputs by the whole way: it is
@@ -266,10 +269,18 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
   }
 }
 
+// Whether later ops may read rows of the place that were not judged though the node was: all but
+// the rows that were drawn, and of a cache those that are not selected, or were there before.
+bool Judge::State::leaves_rows_unjudged(const Place& place, int32_t request) const {
+  if (!options.rows.all()) return true;
+  return place.point->is_cache() &&
+         (!options.selection.has_every_row() || history.adopted().contains(request));
+}
+
 // A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
 // after it. A finding over a region of hidden ops blames them too, and a right one clears them.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
-  bool found = false;
+  bool found = false, unjudged = pending.outcomes.empty();
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
   if (!pending.outcomes.empty()) {
     const Place& place = ledger.places()[pending.place];
@@ -280,6 +291,9 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     // Its budget by the size of its row, of an element that is known.
     const double from = outcome.t1 > 0 ? outcome.of_row / outcome.t1 : 0;
     grade(outcome, origin);
+    unjudged = outcome.verdict == Verdict::inconclusive ||
+               leaves_rows_unjudged(place, pending.request) ||
+               (place.point->is_cache() && origin.unjudged);
     const std::vector<Place> region = outcome.finding.region;
     const double error = outcome.finding.of_row;
     lead_back(outcome, region);
@@ -293,6 +307,7 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
       if (right && from > 0) of.shows_from = std::min(of.shows_from, from);
     }
   }
+  origin.unjudged = unjudged;
   ancestry.set(pending.place, pending.request, origin);
   return found;
 }

@@ -101,6 +101,7 @@ struct Judge::State {
   void end(const Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
+  bool leaves_rows_unjudged(const Place& place, int32_t request) const;
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
   void judge_pool(size_t index);
   void judge_point(const Point& point);

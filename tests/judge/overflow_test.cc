@@ -35,8 +35,9 @@ FakeRun large_run(const Spoil& more = {}) {
   return fake_run(model, DType::f16);
 }
 
-Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = nullptr) {
-  Judge judge(run.manifest, oracle, nullptr, nullptr, {});
+Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = nullptr,
+              JudgeOptions options = {}) {
+  Judge judge(run.manifest, oracle, nullptr, nullptr, std::move(options));
   for (const Pass& pass : run.passes)
     for (const NodeId& flag : judge.judge(pass))
       if (flags) flags->push_back(flag);
@@ -149,6 +150,64 @@ TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
              oracle);
   EXPECT_EQ(exit_status(result), 1);
   EXPECT_EQ(text_of(result.first->node.place), "layer 0 attn.v");
+}
+
+constexpr const char* kUnknownMaker =
+    "what they read holds NaN or Inf, and nobody judged who made it";
+
+// Whoever overflows as it should is not looked at. What reads it is as right as ever.
+TEST(Overflow, OfAnOpThatNobodyJudgedIsNoFindingInThoseThatReadIt) {
+  LargeOracle oracle;
+  for (const char* points :
+       {"mlp.down", "mlp.residual,logits", "attn.out,token", "attn.kv,attn.out"}) {
+    const Result result = judged(large_run(), oracle, nullptr, {.selection = {points, "", "", ""}});
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+    EXPECT_TRUE(result.findings.empty()) << result.story;
+    EXPECT_NE(result.story.find(kUnknownMaker), std::string::npos) << result.story;
+  }
+  // The rows of the first pass alone hold it, and are read from the cache in the later ones.
+  FakeRun run = large_run([](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    if (is_large(p) && info.pass > 0)
+      for (double& x : v) x = 0;
+  });
+  const Result later = judged(run, oracle, nullptr, {.selection = {"attn.out", "1", "13-14", "0"}});
+  EXPECT_TRUE(later.findings.empty()) << later.story;
+  EXPECT_NE(later.story.find(kUnknownMaker), std::string::npos) << later.story;
+}
+
+TEST(Overflow, OfAnOpThatTheTraceLacksIsNoFindingInThoseThatReadIt) {
+  LargeOracle oracle;
+  const auto has = [](const Place& place) { return place.point->name != "mlp.act"; };
+  FakeRun run = large_run();
+  for (Pass& pass : run.passes)
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !has({t.point, t.layer}); });
+  const Result result = judged(run, oracle, nullptr, {.recorded = has});
+  EXPECT_TRUE(result.findings.empty()) << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+}
+
+// As by a weight that is NaN: all that the op reads was judged, so no other op made it.
+TEST(Overflow, NanThatNoInputHasIsAFindingWhoeverWasJudged) {
+  const auto is_bad = [](const Place& p) { return p.point->name == "mlp.down" && p.layer == 0; };
+  class NanWeight : public FakeOracle {
+   public:
+    Exact evaluate(const OracleCall& call) override {
+      Exact exact = FakeOracle::evaluate(call);
+      if (call.place.point->name != "mlp.down" || call.place.layer != 0) return exact;
+      std::vector<double> want(exact.want.begin(), exact.want.end());
+      want[3] = std::nan("");
+      exact.want = std::move(want);
+      return exact;
+    }
+  };
+  FakeModel model(DType::f16, [&](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (is_bad(p)) v[3] = std::nan("");
+  });
+  NanWeight oracle;
+  const Result result = judged(fake_run(model, DType::f16), oracle);
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(text_of(result.first->node.place), "layer 0 mlp.down");
 }
 
 }  // namespace
