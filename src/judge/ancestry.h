@@ -30,6 +30,8 @@ class Ancestry {
   // Forgets the origins of the pass before, but for what it left in a cache, which attention of
   // later passes reads.
   void begin_pass() { origins_.clear(); }
+  // Before a pass in which a request reads what others left in the caches: their origins are its.
+  void inherit(int32_t heir, const std::vector<int32_t>& writers);
   // The origin of the inputs that the op at that place reads for the request.
   Origin of_inputs(size_t place, int32_t request) const;
   // Keeps the origin of the op's result. That of a cache stays until it is set again: later passes

@@ -144,6 +144,8 @@ void Judge::State::begin_pass(const Pass& pass) {
   work->judged = {.pass = pass.info.pass,
                   .errors = error_map.begin(*work->seen),
                   .with_logits = work->seen->nodes_of({&point("logits"), -1})};
+  for (const Inherited& inherited : pass.info.inherited)
+    work->judged.heirs.emplace_back(inherited.request, flow.writers_of(inherited, facts.page_size));
   begin_models();
 }
 
@@ -266,6 +268,7 @@ std::vector<NodeId> Judge::State::judge_part() {
 std::vector<NodeId> Judge::State::settle(Judged& judged) {
   if (!std::exchange(judged.begun, true)) {
     ancestry.begin_pass();
+    for (const auto& [heir, writers] : judged.heirs) ancestry.inherit(heir, writers);
     of_hidden.clear();
   }
   std::vector<NodeId> flags;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/judge/ancestry.h"
@@ -49,6 +50,8 @@ struct Judge::State {
     size_t errors = 0;  // its number in the error map
     std::vector<NodeRows> with_logits;
     std::vector<Pending> pending;
+    // Requests that read what others wrote, and who may have written it.
+    std::vector<std::pair<int32_t, std::vector<int32_t>>> heirs;
     bool begun = false;  // outcomes of it were entered
   };
 

@@ -80,27 +80,33 @@ TEST(Overflow, IsNeverCleanWhateverComesAfterIt) {
   EXPECT_NE(exit_status(result), 0) << result.story;
 }
 
+// A model whose layer 0 does so at one row.
+class LargeRow : public FakeOracle {
+ public:
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = FakeOracle::evaluate(call);
+    if (!is_large(call.place)) return exact;
+    std::vector<double> want(exact.want.begin(), exact.want.end());
+    for (size_t t = 0; t < call.rows.size(); ++t)
+      if (call.rows[t] == Row{1, 2})
+        for (size_t i = 0; i < kInner; ++i) want[t * kInner + i] *= 1e8;
+    exact.want = std::move(want);
+    return exact;
+  }
+};
+
+void enlarge_row(const Place& p, const PassInfo& info, std::vector<double>& v) {
+  for (size_t t = 0; t < info.rows.size(); ++t)
+    if (is_large(p) && info.rows[t].row == Row{1, 2})
+      for (size_t i = 0; i < kInner; ++i) v[t * kInner + i] *= 1e8;
+}
+
 // One of a node's rows: the others are judged, and a bug in them is found.
 TEST(Overflow, OfOneRowLeavesTheOthersJudged) {
-  class LargeRow : public FakeOracle {
-   public:
-    Exact evaluate(const OracleCall& call) override {
-      Exact exact = FakeOracle::evaluate(call);
-      if (!is_large(call.place)) return exact;
-      std::vector<double> want(exact.want.begin(), exact.want.end());
-      for (size_t t = 0; t < call.rows.size(); ++t)
-        if (call.rows[t] == Row{1, 2})
-          for (size_t i = 0; i < kInner; ++i) want[t * kInner + i] *= 1e8;
-      exact.want = std::move(want);
-      return exact;
-    }
-  };
   const auto run = [](double bug) {
     FakeModel model(DType::f16,
                     [bug](const Place& p, const PassInfo& info, std::vector<double>& v) {
-                      for (size_t t = 0; t < info.rows.size(); ++t)
-                        if (is_large(p) && info.rows[t].row == Row{1, 2})
-                          for (size_t i = 0; i < kInner; ++i) v[t * kInner + i] *= 1e8;
+                      enlarge_row(p, info, v);
                       if (p.layer == 1 && p.point->name == "mlp.gate")
                         v[3] += bug;  // of another row
                     });
@@ -150,6 +156,49 @@ TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
              oracle);
   EXPECT_EQ(exit_status(result), 1);
   EXPECT_EQ(text_of(result.first->node.place), "layer 0 attn.v");
+}
+
+// A pass more, of a request that begins with what request 1 left in the cache.
+FakeRun with_heir(FakeModel& model) {
+  FakeRun run = fake_run(model, DType::f16);
+  std::vector<int32_t> prompt = run.requests[1].prompt;
+  PassInfo info{.pass = 3, .logit_rows = {1}};
+  info.inherited.push_back({7, {prompt.begin(), prompt.begin() + 8}});
+  prompt.resize(8);
+  for (int32_t p = 8; p < 10; ++p) {
+    prompt.push_back(p);
+    info.rows.push_back({{7, p}, p, p, Phase::prefill});
+  }
+  for (const int layer : {0, 1}) {
+    model.lane(layer, 7) = model.lane(layer, 1);
+    model.lane(layer, 7).resize(8);
+  }
+  run.passes.push_back(pass_of(model, info));
+  const RecordedTensor* token = run.passes.back().find(point("token"), -1);
+  const auto chosen = static_cast<int32_t>(value_at(token->data, 0));
+  run.requests.push_back({.id = 7, .prompt = prompt, .tokens = {chosen}, .argmax = {chosen}});
+  run.manifest.requests = run.requests;
+  return run;
+}
+
+TEST(Overflow, IsLedBackFromARequestThatReadsWhatAnotherLeftInTheCache) {
+  LargeRow due;
+  FakeModel large(DType::f16, enlarge_row);
+  const Result open = judged(with_heir(large), due);
+  EXPECT_TRUE(open.findings.empty()) << open.story;
+  EXPECT_NE(open.story.find("because layer 0 mlp.act overflows"), std::string::npos) << open.story;
+
+  FakeOracle oracle;
+  FakeModel spoilt(DType::f16, [](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    for (size_t t = 0; t < info.rows.size(); ++t)
+      if (p.layer == 1 && p.point->name == "attn.v" && info.rows[t].row == Row{1, 2})
+        v[t * v.size() / info.rows.size()] = std::nan("");
+  });
+  const Result wrong = judged(with_heir(spoilt), oracle);
+  EXPECT_EQ(exit_status(wrong), 1);
+  EXPECT_EQ(wrong.findings.size(), 1u) << wrong.story;
+  EXPECT_EQ(text_of(wrong.first->node.place), "layer 1 attn.v");
+  EXPECT_EQ(wrong.first->node.request, 1);
 }
 
 constexpr const char* kUnknownMaker =
