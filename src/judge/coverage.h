@@ -52,6 +52,7 @@ class RunCoverage {
   std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
   bool asks_for_logits_ = false;
+  bool mixes_lengths_ = false;  // requests of different lengths are in one pass
   bool decodes_ = false;    // a pass feeds a token that was chosen
   bool chunked_ = false;    // several queries over a longer cache
   bool scattered_ = false;  // the pages of a request are not in the order of their numbers
