@@ -13,7 +13,7 @@ namespace lockstep {
 // through what attention reads of earlier ones.
 class Ancestry {
  public:
-  // As it stands where all that the op's result was made of is right.
+  // The values below are those of an op whose result was made of nothing but what is right.
   struct Origin {
     int finding = -1;   // number of the first finding upstream; -1: none
     int overflow = -1;  // index of the place upstream that overflows as it should; -1: none

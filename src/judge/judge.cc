@@ -148,8 +148,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
   find_parts();
 }
 
-// What was fed does not follow from what was fed before, whether or not anybody recorded the op
-// that read it. Such a node counts as a judged one, and the others of the place as hidden.
+// A token that does not follow from those before it is wrong, whether or not anybody recorded the
+// op that read it. Such a node counts as a judged one, and the others of the place as hidden.
 void Judge::State::hide_place(size_t index, const JudgedPass& pass, Judged& judged) {
   const Place& place = ledger.places()[index];
   for (const NodeRows& node : pass.seen.nodes_of(place)) {

@@ -130,8 +130,8 @@ void Judge::State::look_for_strays(const Pass& pass, size_t from) {
   }
 }
 
-// A tensor without any number is as well of the one dtype as of the other: where the place had wider
-// ones before, it is left as it is.
+// A tensor without any number is as well of the one dtype as of the other: where the place had
+// wider ones before, it is left as it is.
 Pass Judge::State::narrowed_pass(const Pass& so_far) const {
   Pass narrow = narrowed(so_far, manifest.dtype);
   for (size_t i = 0; i < narrow.tensors.size(); ++i) {
