@@ -1,5 +1,6 @@
 // A choice is explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be
-// right. One index of a row is also held against what other rows and parts of the vocabulary have.
+// right, in any order where no order was promised. One index of a row is also held against what
+// other rows and parts of the vocabulary have.
 #include "src/causes/choices.h"
 
 #include <fmt/format.h>
@@ -85,9 +86,22 @@ bool is_top_of_first(const TensorView& values, int64_t row, int64_t end,
   return above == std::ssize(chosen);
 }
 
+// Whether those are the largest of a row, in any order and whichever of equal values.
+bool are_largest(const TensorView& values, int64_t row, std::span<const int32_t> chosen) {
+  const int64_t width = values.row_size();
+  const std::set<int32_t> taken(chosen.begin(), chosen.end());
+  if (taken.size() != chosen.size() || *taken.begin() < 0 || *taken.rbegin() >= width) return false;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int32_t index : taken) least = std::min(least, value_at(values, row * width + index));
+  for (int32_t i = 0; i < width; ++i)
+    if (!taken.contains(i) && value_at(values, row * width + i) > least) return false;
+  return true;
+}
+
 }  // namespace
 
-ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request) {
+ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request,
+                            Ties ties) {
   ExactNode node;
   Tally tally;
   const TensorView chosen = got.data;
@@ -100,7 +114,8 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
       ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
     bool right = true;
     for (int64_t c = 0; c < k; ++c) right = right && ranks[c] == c;
-    if (right) continue;
+    const std::span<const int32_t> indices(chosen.as<const int32_t>() + row * k, k);
+    if (right || (ties == Ties::any && are_largest(values, row, indices))) continue;
     ++node.wrong;
     const auto each = [&](auto of) {
       for (int64_t c = 0; c < k; ++c)

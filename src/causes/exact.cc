@@ -18,6 +18,7 @@
 
 #include "src/causes/choices.h"
 #include "src/judge/cache_read.h"
+#include "src/judge/judge_state.h"
 #include "src/judge/kv_history.h"
 #include "src/judge/pass_view.h"
 #include "traces/run_facts.h"
@@ -391,6 +392,7 @@ std::vector<ExactNode> exact_nodes(const Pass& pass, const Place& place,
                                    const Judge& judge) {
   std::vector<ExactNode> nodes;
   const int64_t page_size = run_facts_of(manifest).page_size;
+  const Ties ties = is_own_engine(manifest) ? Ties::first : Ties::any;
   for (const int32_t request : requests) {
     const RecordedTensor* got = pass.find(*place.point, place.layer, request);
     if (got == nullptr) continue;
@@ -405,7 +407,8 @@ std::vector<ExactNode> exact_nodes(const Pass& pass, const Place& place,
         got->dtype != DType::i32)
       continue;
     const SelectedRows picked(values, got->rows);
-    if (!picked.view().empty()) nodes.push_back(choices_explained(*got, picked.view(), request));
+    if (!picked.view().empty())
+      nodes.push_back(choices_explained(*got, picked.view(), request, ties));
   }
   return nodes;
 }

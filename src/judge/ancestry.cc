@@ -8,7 +8,8 @@ namespace {
 int first_of(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
 
 Ancestry::Origin joined(const Ancestry::Origin& a, const Ancestry::Origin& b) {
-  return {first_of(a.finding, b.finding), first_of(a.overflow, b.overflow)};
+  return {first_of(a.finding, b.finding), first_of(a.overflow, b.overflow),
+          a.unjudged || b.unjudged};
 }
 
 }  // namespace
@@ -38,10 +39,19 @@ Ancestry::Origin Ancestry::of_inputs(size_t place, int32_t request) const {
   return found == cached_.end() ? origin : joined(origin, found->second);
 }
 
+void Ancestry::inherit(int32_t heir, const std::vector<int32_t>& writers) {
+  for (size_t place = 0; place < is_cache_.size(); ++place)
+    for (const int32_t writer : writers)
+      if (const auto found = cached_.find({place, writer}); found != cached_.end()) {
+        Origin& own = cached_[{place, heir}];
+        own = joined(own, found->second);
+      }
+}
+
 void Ancestry::set(size_t place, int32_t request, const Origin& origin) {
   // Nearly all of a run is right, and a place and request without an origin have that one.
   const auto keep = [&](std::map<Key, Origin>& kept) {
-    if (origin.finding < 0 && origin.overflow < 0)
+    if (origin.finding < 0 && origin.overflow < 0 && !origin.unjudged)
       kept.erase({place, request});
     else
       kept[{place, request}] = origin;

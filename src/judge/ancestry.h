@@ -13,10 +13,13 @@ namespace lockstep {
 // through what attention reads of earlier ones.
 class Ancestry {
  public:
-  // Both are -1 where all that the op's result was made of is right.
+  // The values below are those of an op whose result was made of nothing but what is right.
   struct Origin {
     int finding = -1;   // number of the first finding upstream; -1: none
     int overflow = -1;  // index of the place upstream that overflows as it should; -1: none
+    // Whether nobody judged the op, or, of a cache, one that wrote to it. Ops that were judged are
+    // known to have made of their inputs what they should.
+    bool unjudged = false;
   };
 
   // places: of the graph, in its order.
@@ -27,6 +30,8 @@ class Ancestry {
   // Forgets the origins of the pass before, but for what it left in a cache, which attention of
   // later passes reads.
   void begin_pass() { origins_.clear(); }
+  // Before a pass in which a request reads what others left in the caches: their origins are its.
+  void inherit(int32_t heir, const std::vector<int32_t>& writers);
   // The origin of the inputs that the op at that place reads for the request.
   Origin of_inputs(size_t place, int32_t request) const;
   // Keeps the origin of the op's result. That of a cache stays until it is set again: later passes

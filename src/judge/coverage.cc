@@ -48,6 +48,7 @@ void RunCoverage::add_rows(const PassInfo& pass) {
   std::map<int32_t, int> queries;
   std::map<int32_t, int32_t> first;
   std::map<int32_t, int32_t> before;  // of the requests of this pass alone
+  std::map<int32_t, int32_t> ends;    // their lengths in it
   asks_for_logits_ = asks_for_logits_ || !pass.logit_rows.empty();
   for (const PassRow& r : pass.rows) {
     const auto known = lengths_.find(r.row.request);
@@ -56,10 +57,12 @@ void RunCoverage::add_rows(const PassInfo& pass) {
     int32_t& length = lengths_[r.row.request];
     preempted_ = preempted_ || r.row.position < length;
     length = std::max(length, r.row.position + 1);
+    ends[r.row.request] = r.row.position + 1;
     ++queries[r.row.request];
     decodes_ = decodes_ || r.phase == Phase::decode;
   }
   for (const auto& [request, count] : queries) {
+    mixes_lengths_ = mixes_lengths_ || ends.at(request) != ends.begin()->second;
     if (before.contains(request)) {
       const bool all = first[request] == 0 && lengths_[request] > before.at(request);
       ++(all ? again_[request].all : again_[request].some);
@@ -192,6 +195,8 @@ std::vector<std::string> RunCoverage::blind_in_batches() const {
     return {"mixed-up requests (no pass has two requests): a second --prompt"};
   if (different.size() < 2)
     return {"mixed-up lengths (all are equally long): prompts of several lengths"};
+  if (!mixes_lengths_)
+    return {"mixed-up lengths (no pass has requests of two lengths): such prompts together"};
   return {};
 }
 

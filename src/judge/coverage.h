@@ -52,12 +52,13 @@ class RunCoverage {
   std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
   bool asks_for_logits_ = false;
-  bool decodes_ = false;    // a pass feeds a token that was chosen
-  bool chunked_ = false;    // several queries over a longer cache
-  bool scattered_ = false;  // the pages of a request are not in the order of their numbers
-  bool ragged_ = false;     // a pass ends inside a page
-  bool shared_ = false;     // a request has positions that another one computed
-  bool parted_ = false;     // and goes on inside their last page
+  bool mixes_lengths_ = false;  // requests of different lengths are in one pass
+  bool decodes_ = false;        // a pass feeds a token that was chosen
+  bool chunked_ = false;        // several queries over a longer cache
+  bool scattered_ = false;      // the pages of a request are not in the order of their numbers
+  bool ragged_ = false;         // a pass ends inside a page
+  bool shared_ = false;         // a request has positions that another one computed
+  bool parted_ = false;         // and goes on inside their last page
   bool preempted_ = false;  // positions are computed again, or read from other pages than before
   bool slots_known_ = false;
   bool gain_known_ = false, gain_varies_ = false;  // of QK-norm

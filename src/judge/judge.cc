@@ -148,6 +148,25 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
   find_parts();
 }
 
+// A token that does not follow from those before it is wrong, whether or not anybody recorded the
+// op that read it. Such a node counts as a judged one, and the others of the place as hidden.
+void Judge::State::hide_place(size_t index, const JudgedPass& pass, Judged& judged) {
+  const Place& place = ledger.places()[index];
+  for (const NodeRows& node : pass.seen.nodes_of(place)) {
+    NodeOutcome outcome;
+    if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
+    judged.pending.push_back({index, node.request, {}, {}});
+    if (outcome.verdict == Verdict::bitwise) {
+      ledger.hide(1);
+      continue;
+    }
+    outcome.place = static_cast<int>(index);
+    outcome.pass = pass.seen.info().pass;
+    outcome.request = node.request;
+    judged.pending.back().outcomes = {std::move(outcome)};
+  }
+}
+
 // Places outside of the selection, and hidden ones, have nodes without an outcome: origins pass
 // through them.
 void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& judged) {
@@ -160,8 +179,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
     return;
   }
   if (op_judge.hidden().covers(place)) {
-    ledger.hide(std::ssize(nodes));
-    for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
+    hide_place(index, pass, judged);
     return;
   }
   std::vector<NodeOutcomes> all = op_judge.judge(place, ancestry.inputs(index), pass);
@@ -202,8 +220,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
 // Where what the inputs of an op have decides what is wrong with its result.
 void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
   // A value that is not finite came by an input. Which verdict that deserves depends on where the
-  // input has it from: a finding, an overflow that was due, or, with neither, the node's own
-  // tensors.
+  // input has it from: a finding, an overflow that was due, an op that nobody judged, whose
+  // overflow may be due as well, or, with none of them, the node's own tensors.
   if (outcome.passes_on && outcome.verdict == Verdict::nonfinite) {
     if (origin.finding >= 0) {
       outcome.verdict = Verdict::propagated;
@@ -216,6 +234,9 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
           text_of(ledger.places()[origin.overflow]));
     } else if (origin.overflow >= 0) {
       outcome.verdict = outcome.besides;
+    } else if (origin.unjudged) {
+      outcome.verdict = Verdict::inconclusive;
+      outcome.reason = "what they read holds NaN or Inf, and nobody judged who made it";
     }
   }
   // An op that is right on wrong inputs is told from one on right inputs by the whole way: it is
@@ -248,10 +269,18 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
   }
 }
 
+// Whether later ops may read rows of the place that were not judged though the node was: all but
+// the rows that were drawn, and of a cache those that are not selected, or were there before.
+bool Judge::State::leaves_rows_unjudged(const Place& place, int32_t request) const {
+  if (!options.rows.all()) return true;
+  return place.point->is_cache() &&
+         (!options.selection.has_every_row() || history.adopted().contains(request));
+}
+
 // A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
 // after it. A finding over a region of hidden ops blames them too, and a right one clears them.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
-  bool found = false;
+  bool found = false, unjudged = pending.outcomes.empty();
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
   if (!pending.outcomes.empty()) {
     const Place& place = ledger.places()[pending.place];
@@ -262,6 +291,9 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     // Its budget by the size of its row, of an element that is known.
     const double from = outcome.t1 > 0 ? outcome.of_row / outcome.t1 : 0;
     grade(outcome, origin);
+    unjudged = outcome.verdict == Verdict::inconclusive ||
+               leaves_rows_unjudged(place, pending.request) ||
+               (place.point->is_cache() && origin.unjudged);
     const std::vector<Place> region = outcome.finding.region;
     const double error = outcome.finding.of_row;
     lead_back(outcome, region);
@@ -275,6 +307,7 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
       if (right && from > 0) of.shows_from = std::min(of.shows_from, from);
     }
   }
+  origin.unjudged = unjudged;
   ancestry.set(pending.place, pending.request, origin);
   return found;
 }

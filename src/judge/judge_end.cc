@@ -285,7 +285,8 @@ void Judge::State::note_facts(bool complete) {
 DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
     const std::vector<RequestInfo>& requests) {
   // Where this run leaves places out, a finding about one of them stands by itself, and so does one
-  // of a row that a pass should not have. What others left out may be no run at all.
+  // of a row that a pass should not have, and one about a place that is judged with those that read
+  // it, as its own nodes are in no count. What others left out may be no run at all.
   const bool left_out = !options.selection.is_everything() ||
                         (is_own_engine(manifest) && !manifest.selection.empty());
   const auto regrade = [&](const Finding& finding, bool by_itself) {
@@ -296,7 +297,8 @@ DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
   };
   for (const Finding& finding : unrecorded)
     if (op_judge.has_seen(*finding.node.place.point)) regrade(finding, false);
-  for (const Finding& finding : flow.wrong_tokens(requests)) regrade(finding, left_out);
+  for (const Finding& finding : flow.wrong_tokens(requests))
+    regrade(finding, left_out || op_judge.hidden().covers(finding.node.place));
   for (const Finding& finding : flow.unnamed_choices(requests)) regrade(finding, false);
   for (const Finding& finding : wrong_top_logits) {
     regrade(finding, true);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -45,6 +46,12 @@ std::vector<TopLogits> with_choices_of(const RecordedTensor* token, std::vector<
       if (top.chosen == -1) top.chosen = kChoseMinusOne;
     }
   return best;
+}
+
+bool has_number(const TensorView& data) {
+  for (int64_t i = 0; i < data.count(); ++i)
+    if (std::isfinite(value_at(data, i))) return true;
+  return false;
 }
 
 }  // namespace
@@ -123,11 +130,24 @@ void Judge::State::look_for_strays(const Pass& pass, size_t from) {
   }
 }
 
+// A tensor without any number is as well of the one dtype as of the other: where the place had
+// wider ones before, it is left as it is.
+Pass Judge::State::narrowed_pass(const Pass& so_far) const {
+  Pass narrow = narrowed(so_far, manifest.dtype);
+  for (size_t i = 0; i < narrow.tensors.size(); ++i) {
+    RecordedTensor& tensor = narrow.tensors[i];
+    const RecordedTensor& shown = so_far.tensors[i];
+    const bool was_wide = op_judge.dtype_at({shown.point, shown.layer}) == DType::f32;
+    if (tensor.dtype != shown.dtype && was_wide && !has_number(shown.data)) tensor = shown;
+  }
+  return narrow;
+}
+
 void Judge::State::show(const Pass& so_far) {
   PassInWork& w = *work;
   const size_t from = std::exchange(w.shown, so_far.tensors.size());
   w.narrow.reset();
-  if (holds_narrower(so_far, manifest.dtype)) w.narrow = narrowed(so_far, manifest.dtype);
+  if (holds_narrower(so_far, manifest.dtype)) w.narrow = narrowed_pass(so_far);
   w.seen.emplace(w.narrow ? *w.narrow : so_far, options.selection, &manifest.graph);
   look_for_strays(so_far, from);
   coverage.add_tensors(so_far, from);
@@ -144,6 +164,8 @@ void Judge::State::begin_pass(const Pass& pass) {
   work->judged = {.pass = pass.info.pass,
                   .errors = error_map.begin(*work->seen),
                   .with_logits = work->seen->nodes_of({&point("logits"), -1})};
+  for (const Inherited& inherited : pass.info.inherited)
+    work->judged.heirs.emplace_back(inherited.request, flow.writers_of(inherited, facts.page_size));
   begin_models();
 }
 
@@ -266,6 +288,7 @@ std::vector<NodeId> Judge::State::judge_part() {
 std::vector<NodeId> Judge::State::settle(Judged& judged) {
   if (!std::exchange(judged.begun, true)) {
     ancestry.begin_pass();
+    for (const auto& [heir, writers] : judged.heirs) ancestry.inherit(heir, writers);
     of_hidden.clear();
   }
   std::vector<NodeId> flags;

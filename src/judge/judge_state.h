@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/judge/ancestry.h"
@@ -49,6 +50,8 @@ struct Judge::State {
     size_t errors = 0;  // its number in the error map
     std::vector<NodeRows> with_logits;
     std::vector<Pending> pending;
+    // Requests that read what others wrote, and who may have written it.
+    std::vector<std::pair<int32_t, std::vector<int32_t>>> heirs;
     bool begun = false;  // outcomes of it were entered
   };
 
@@ -82,6 +85,7 @@ struct Judge::State {
 
   void find_parts();
   size_t part_of(const Place& place) const;
+  Pass narrowed_pass(const Pass& so_far) const;
   void show(const Pass& so_far);
   void look_for_strays(const Pass& pass, size_t from);
   void begin_models();
@@ -94,12 +98,14 @@ struct Judge::State {
   void drop_compared(size_t node);
   void drop_read(const Part& part);
   void judge_place(size_t index, const JudgedPass& pass, Judged& judged);
+  void hide_place(size_t index, const JudgedPass& pass, Judged& judged);
   std::vector<NodeId> flagged_by_all(std::span<const Pending> nodes, int32_t pass) const;
   // Enters outcomes whose contracts are known, and returns what of them is a finding.
   std::vector<NodeId> settle(Judged& judged);
   void end(const Judged& judged);
   bool settle(Pending& pending, const Judged& judged);
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
+  bool leaves_rows_unjudged(const Place& place, int32_t request) const;
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
   void judge_pool(size_t index);
   void judge_point(const Point& point);

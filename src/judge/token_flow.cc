@@ -64,6 +64,19 @@ std::vector<int32_t> TokenFlow::tokens_up_to(const Row& row) const {
   return {all.begin(), all.begin() + std::min(std::ssize(all), std::ptrdiff_t{row.position} + 1)};
 }
 
+std::vector<int32_t> TokenFlow::writers_of(const Inherited& inherited, int64_t page_size) const {
+  const int64_t all = std::ssize(inherited.tokens);
+  const int64_t shared = std::clamp<int64_t>(page_size, std::min<int64_t>(1, all), all);
+  uint64_t text = kNoText;
+  for (int64_t p = 0; p < shared; ++p) text = text_with(text, inherited.tokens[p]);
+  std::vector<int32_t> writers;
+  for (const auto& [request, texts] : texts_)
+    if (shared > 0 && request != inherited.request &&
+        text_at(request, static_cast<int32_t>(shared) - 1) == text)
+      writers.push_back(request);
+  return writers;
+}
+
 void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
   for (const Inherited& inherited : pass.inherited) {

@@ -36,6 +36,9 @@ class TokenFlow {
   std::vector<Finding> wrong_tokens(const std::vector<RequestInfo>& requests) const;
   // One at token for the first choice of a request that its lists, where it has any, do not name.
   std::vector<Finding> unnamed_choices(const std::vector<RequestInfo>& requests) const;
+  // The requests that may have written what that one inherits: those that begin with as many of its
+  // tokens as a page holds, or with all. 0: it is not known how many a page holds.
+  std::vector<int32_t> writers_of(const Inherited& inherited, int64_t page_size) const;
   // The tokens of a request up to that row, which was fed, its own included.
   std::vector<int32_t> tokens_up_to(const Row& row) const;
   // Says which tokens cannot be judged, in a sentence's words; empty: none. That includes those

@@ -145,6 +145,10 @@ TEST(Blind, ToOtherRequests) {
   EXPECT_FALSE(Facts().pass({{0, 0, 5}, {1, 0, 6}}).not_covered("no pass has two requests"));
   EXPECT_TRUE(Facts().pass({{0, 0, 5}, {1, 0, 5}}).not_covered("all are equally long"));
   EXPECT_FALSE(Facts().pass({{0, 0, 5}, {1, 0, 6}}).not_covered("all are equally long"));
+  // Requests of two lengths, but none of them beside another.
+  const auto equal = [] { return Facts().pass({{0, 0, 5}, {1, 0, 5}}).pass({{2, 0, 9}}); };
+  EXPECT_TRUE(equal().not_covered("no pass has requests of two lengths"));
+  EXPECT_FALSE(equal().pass({{0, 5, 6}, {2, 9, 10}}).not_covered("mixed-up lengths"));
 }
 
 TEST(Blind, ToNothingWhereARunHasItAll) {

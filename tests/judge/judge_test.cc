@@ -473,5 +473,28 @@ TEST_F(JudgeTest, OneRequestAloneIsJudgedAsInABatch) {
   EXPECT_TRUE(blind);
 }
 
+// Logits that hold no number are of any dtype, and no reason to say that theirs is another one.
+TEST_F(JudgeTest, LogitsWithoutANumberAreOfTheDtypeThatTheyHad) {
+  const auto wrong_dtypes = [&](double factor, size_t without_number) {
+    FakeRun run = clean(DType::f16);
+    for (size_t i = 0; i < run.passes.size(); ++i) {
+      RecordedTensor& logits = tensor(run.passes[i], "logits", -1);
+      std::vector<double> values = values_of(logits.data);
+      for (double& x : values) x = i == without_number ? std::nan("") : x * factor;
+      logits.data = rounded_tensor(values, logits.shape, DType::f32);
+      logits.dtype = DType::f32;
+      logits.row_hashes = row_hashes_of(logits.data);
+    }
+    const Result result = judged(run, false);
+    return std::ranges::count_if(result.findings, [](const Finding& f) {
+      return f.rule.find("was wanted, found") != std::string::npos;
+    });
+  };
+  const double between = 1 + 0x1p-20;  // which no number of 16 bits is
+  EXPECT_EQ(wrong_dtypes(between, 2), 0);
+  EXPECT_EQ(wrong_dtypes(1, 0), 0) << "all of fp16, in wider clothes";
+  EXPECT_EQ(wrong_dtypes(1, 2), 0);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -166,6 +166,39 @@ TEST_F(JudgeTest, ATokenThatNobodyChoseIsFoundThoughTheOpThatReadItWasLeftOut) {
   EXPECT_NE(result.story.find("was fed, but position 13 chose"), std::string::npos) << result.story;
 }
 
+// The rows of `embed` are then judged with the ops that read them; what was fed is known all the
+// same.
+TEST_F(JudgeTest, WhatWasFedIsJudgedThoughTheOpThatReadItWasNotRecorded) {
+  const auto has = [](const Place& place) { return place.point->name != "embed"; };
+  const auto without_embed = [&](FakeRun run) {
+    for (Pass& pass : run.passes)
+      std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point->name == "embed"; });
+    return run;
+  };
+  const FakeRun right = without_embed(clean());
+  EXPECT_EQ(judged(right, true, {.recorded = has}).verdict, RunVerdict::clean);
+  FakeRun run = right;
+  run.requests[0].prompt[5] += 1;
+  Result result = judged(run, true, {.recorded = has});
+  expect_first(result, "embed", 0, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("was fed, but the prompt has token"), std::string::npos)
+      << result.story;
+  run = right;
+  run.requests[1].forced = run.requests[1].tokens;
+  run.requests[1].forced[1] += 1;
+  expect_first(judged(run, true, {.recorded = has}), "embed", 2, 1, Verdict::structural);
+  // A pass that is not there, so that positions do not follow one another.
+  run = right;
+  run.passes.erase(run.passes.begin());
+  result = judged(run, false, {.recorded = has});
+  expect_first(result, "embed", 1, 0, Verdict::structural);
+  EXPECT_NE(result.story.find("was next, found"), std::string::npos) << result.story;
+  for (Pass& pass : run.passes) pass.info.inherited_known = false;
+  result = judged(run, false, {.recorded = has});
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+  EXPECT_TRUE(result.findings.empty()) << result.story;
+}
+
 TEST_F(JudgeTest, DrawsThatATraceDoesNotTellOfAreSaidToBeTakenAsGiven) {
   const auto noted = [](const Result& result) {
     return std::ranges::any_of(result.notes, [](const std::string& note) {

@@ -35,8 +35,9 @@ FakeRun large_run(const Spoil& more = {}) {
   return fake_run(model, DType::f16);
 }
 
-Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = nullptr) {
-  Judge judge(run.manifest, oracle, nullptr, nullptr, {});
+Result judged(const FakeRun& run, Oracle& oracle, std::vector<NodeId>* flags = nullptr,
+              JudgeOptions options = {}) {
+  Judge judge(run.manifest, oracle, nullptr, nullptr, std::move(options));
   for (const Pass& pass : run.passes)
     for (const NodeId& flag : judge.judge(pass))
       if (flags) flags->push_back(flag);
@@ -79,27 +80,33 @@ TEST(Overflow, IsNeverCleanWhateverComesAfterIt) {
   EXPECT_NE(exit_status(result), 0) << result.story;
 }
 
+// A model whose layer 0 does so at one row.
+class LargeRow : public FakeOracle {
+ public:
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = FakeOracle::evaluate(call);
+    if (!is_large(call.place)) return exact;
+    std::vector<double> want(exact.want.begin(), exact.want.end());
+    for (size_t t = 0; t < call.rows.size(); ++t)
+      if (call.rows[t] == Row{1, 2})
+        for (size_t i = 0; i < kInner; ++i) want[t * kInner + i] *= 1e8;
+    exact.want = std::move(want);
+    return exact;
+  }
+};
+
+void enlarge_row(const Place& p, const PassInfo& info, std::vector<double>& v) {
+  for (size_t t = 0; t < info.rows.size(); ++t)
+    if (is_large(p) && info.rows[t].row == Row{1, 2})
+      for (size_t i = 0; i < kInner; ++i) v[t * kInner + i] *= 1e8;
+}
+
 // One of a node's rows: the others are judged, and a bug in them is found.
 TEST(Overflow, OfOneRowLeavesTheOthersJudged) {
-  class LargeRow : public FakeOracle {
-   public:
-    Exact evaluate(const OracleCall& call) override {
-      Exact exact = FakeOracle::evaluate(call);
-      if (!is_large(call.place)) return exact;
-      std::vector<double> want(exact.want.begin(), exact.want.end());
-      for (size_t t = 0; t < call.rows.size(); ++t)
-        if (call.rows[t] == Row{1, 2})
-          for (size_t i = 0; i < kInner; ++i) want[t * kInner + i] *= 1e8;
-      exact.want = std::move(want);
-      return exact;
-    }
-  };
   const auto run = [](double bug) {
     FakeModel model(DType::f16,
                     [bug](const Place& p, const PassInfo& info, std::vector<double>& v) {
-                      for (size_t t = 0; t < info.rows.size(); ++t)
-                        if (is_large(p) && info.rows[t].row == Row{1, 2})
-                          for (size_t i = 0; i < kInner; ++i) v[t * kInner + i] *= 1e8;
+                      enlarge_row(p, info, v);
                       if (p.layer == 1 && p.point->name == "mlp.gate")
                         v[3] += bug;  // of another row
                     });
@@ -149,6 +156,107 @@ TEST(Overflow, NanThatDoesNotStemFromItIsStillABug) {
              oracle);
   EXPECT_EQ(exit_status(result), 1);
   EXPECT_EQ(text_of(result.first->node.place), "layer 0 attn.v");
+}
+
+// A pass more, of a request that begins with what request 1 left in the cache.
+FakeRun with_heir(FakeModel& model) {
+  FakeRun run = fake_run(model, DType::f16);
+  std::vector<int32_t> prompt = run.requests[1].prompt;
+  PassInfo info{.pass = 3, .logit_rows = {1}};
+  info.inherited.push_back({7, {prompt.begin(), prompt.begin() + 8}});
+  prompt.resize(8);
+  for (int32_t p = 8; p < 10; ++p) {
+    prompt.push_back(p);
+    info.rows.push_back({{7, p}, p, p, Phase::prefill});
+  }
+  for (const int layer : {0, 1}) {
+    model.lane(layer, 7) = model.lane(layer, 1);
+    model.lane(layer, 7).resize(8);
+  }
+  run.passes.push_back(pass_of(model, info));
+  const RecordedTensor* token = run.passes.back().find(point("token"), -1);
+  const auto chosen = static_cast<int32_t>(value_at(token->data, 0));
+  run.requests.push_back({.id = 7, .prompt = prompt, .tokens = {chosen}, .argmax = {chosen}});
+  run.manifest.requests = run.requests;
+  return run;
+}
+
+TEST(Overflow, IsLedBackFromARequestThatReadsWhatAnotherLeftInTheCache) {
+  LargeRow due;
+  FakeModel large(DType::f16, enlarge_row);
+  const Result open = judged(with_heir(large), due);
+  EXPECT_TRUE(open.findings.empty()) << open.story;
+  EXPECT_NE(open.story.find("because layer 0 mlp.act overflows"), std::string::npos) << open.story;
+
+  FakeOracle oracle;
+  FakeModel spoilt(DType::f16, [](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    for (size_t t = 0; t < info.rows.size(); ++t)
+      if (p.layer == 1 && p.point->name == "attn.v" && info.rows[t].row == Row{1, 2})
+        v[t * v.size() / info.rows.size()] = std::nan("");
+  });
+  const Result wrong = judged(with_heir(spoilt), oracle);
+  EXPECT_EQ(exit_status(wrong), 1);
+  EXPECT_EQ(wrong.findings.size(), 1u) << wrong.story;
+  EXPECT_EQ(text_of(wrong.first->node.place), "layer 1 attn.v");
+  EXPECT_EQ(wrong.first->node.request, 1);
+}
+
+constexpr const char* kUnknownMaker =
+    "what they read holds NaN or Inf, and nobody judged who made it";
+
+// Whoever overflows as it should is not looked at. What reads it is as right as ever.
+TEST(Overflow, OfAnOpThatNobodyJudgedIsNoFindingInThoseThatReadIt) {
+  LargeOracle oracle;
+  for (const char* points :
+       {"mlp.down", "mlp.residual,logits", "attn.out,token", "attn.kv,attn.out"}) {
+    const Result result = judged(large_run(), oracle, nullptr, {.selection = {points, "", "", ""}});
+    EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+    EXPECT_TRUE(result.findings.empty()) << result.story;
+    EXPECT_NE(result.story.find(kUnknownMaker), std::string::npos) << result.story;
+  }
+  // The rows of the first pass alone hold it, and are read from the cache in the later ones.
+  FakeRun run = large_run([](const Place& p, const PassInfo& info, std::vector<double>& v) {
+    if (is_large(p) && info.pass > 0)
+      for (double& x : v) x = 0;
+  });
+  const Result later = judged(run, oracle, nullptr, {.selection = {"attn.out", "1", "13-14", "0"}});
+  EXPECT_TRUE(later.findings.empty()) << later.story;
+  EXPECT_NE(later.story.find(kUnknownMaker), std::string::npos) << later.story;
+}
+
+TEST(Overflow, OfAnOpThatTheTraceLacksIsNoFindingInThoseThatReadIt) {
+  LargeOracle oracle;
+  const auto has = [](const Place& place) { return place.point->name != "mlp.act"; };
+  FakeRun run = large_run();
+  for (Pass& pass : run.passes)
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !has({t.point, t.layer}); });
+  const Result result = judged(run, oracle, nullptr, {.recorded = has});
+  EXPECT_TRUE(result.findings.empty()) << result.story;
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+}
+
+// As by a weight that is NaN: all that the op reads was judged, so no other op made it.
+TEST(Overflow, NanThatNoInputHasIsAFindingWhoeverWasJudged) {
+  const auto is_bad = [](const Place& p) { return p.point->name == "mlp.down" && p.layer == 0; };
+  class NanWeight : public FakeOracle {
+   public:
+    Exact evaluate(const OracleCall& call) override {
+      Exact exact = FakeOracle::evaluate(call);
+      if (call.place.point->name != "mlp.down" || call.place.layer != 0) return exact;
+      std::vector<double> want(exact.want.begin(), exact.want.end());
+      want[3] = std::nan("");
+      exact.want = std::move(want);
+      return exact;
+    }
+  };
+  FakeModel model(DType::f16, [&](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (is_bad(p)) v[3] = std::nan("");
+  });
+  NanWeight oracle;
+  const Result result = judged(fake_run(model, DType::f16), oracle);
+  EXPECT_EQ(exit_status(result), 1) << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(text_of(result.first->node.place), "layer 0 mlp.down");
 }
 
 }  // namespace
