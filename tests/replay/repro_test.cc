@@ -91,6 +91,28 @@ TEST(Repro, OfAProductKeepsTheInputsThatShowIt) {
   EXPECT_LE(inputs.tensors().at("weight").shape[1], 5) << "the inputs that are left out";
 }
 
+// The numbers of the elements are no argument of the op, whatever its arguments are called.
+TEST(Repro, OfAnOpThatIsToldByAnIndexWhatToRead) {
+  struct Case {
+    const char *model, *point;
+    int layer;
+  };
+  const std::string right = built_path("tests/opcheck/ours.so");
+  for (const auto& [model, point, layer] :
+       std::to_array<Case>({{"bard-qwen3", "embed", -1},
+                            {"tiny/qwen3-moe", "mlp.weights", 1},
+                            {"tiny/qwen3-moe", "mlp.expert_gate", 1}})) {
+    const ReproOptions options =
+        asked(traced(model, 20), model, "by_index", point, layer, fmt::format("by-{}", point));
+    EXPECT_TRUE(make_repro(options).own_is_right) << point;
+    EXPECT_EQ(statuses_of(options.folder, options.of.ops), std::pair(1, 1)) << point;
+    EXPECT_EQ(statuses_of(options.folder, right), std::pair(0, 0))
+        << point << text_of(options.folder + "/c");
+    const SafeTensors inputs(options.folder + "/inputs.safetensors");
+    EXPECT_EQ(inputs.tensors().at("index").dtype, DType::i32) << point << ": those of the op";
+  }
+}
+
 TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
   const std::string trace = traced("bard-qwen3", 24, "qk-norm-over-16-wide-blocks@layer=3");
   ReproOptions options = asked(trace, "bard-qwen3", "", "", -1, "first");
