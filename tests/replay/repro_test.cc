@@ -113,6 +113,20 @@ TEST(Repro, OfAnOpThatIsToldByAnIndexWhatToRead) {
   }
 }
 
+// A row at position 16 is the first that is wrong, and its position must be the folder's too.
+TEST(Repro, OfARotationThatIsWrongByPosition) {
+  for (const char* point : {"attn.q_rope", "attn.k_rope"}) {
+    const ReproOptions options = asked(traced("bard-qwen3", 20), "bard-qwen3", "by_index", point, 1,
+                                       fmt::format("by-{}", point));
+    const ReproResult result = make_repro(options);
+    EXPECT_GE(result.worst.index.at(0), 16) << point;
+    EXPECT_TRUE(result.own_is_right) << point;
+    EXPECT_EQ(statuses_of(options.folder, options.of.ops), std::pair(1, 1)) << point;
+    EXPECT_EQ(statuses_of(options.folder, built_path("tests/opcheck/ours.so")), std::pair(0, 0))
+        << point << text_of(options.folder + "/c");
+  }
+}
+
 TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
   const std::string trace = traced("bard-qwen3", 24, "qk-norm-over-16-wide-blocks@layer=3");
   ReproOptions options = asked(trace, "bard-qwen3", "", "", -1, "first");
