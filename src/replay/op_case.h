@@ -16,6 +16,7 @@ struct CaseElements {
   // The part of the elements that is of one output: all of its rows.
   struct Output {
     std::string argument;  // that they are stored in: "out", "cache.k"
+    DType dtype = DType::f32;
     int64_t row_size = 0;
     size_t first = 0;         // element
     std::vector<int64_t> at;  // where each row begins in the argument

@@ -7,7 +7,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
+#include "src/replay/repro_folder.h"
 #include "src/weights/safetensors.h"
 #include "tests/judged.h"
 #include "tests/lockstep_binary.h"
@@ -125,6 +127,34 @@ TEST(Repro, OfARotationThatIsWrongByPosition) {
     EXPECT_EQ(statuses_of(options.folder, built_path("tests/opcheck/ours.so")), std::pair(0, 0))
         << point << text_of(options.folder + "/c");
   }
+}
+
+// A sum beyond what fp16 holds is Infinity in a right op too, of the same sign.
+TEST(Repro, CountsNoOverflowThatIsDue) {
+  const auto numbers = [](std::vector<float> x) {
+    Tensor tensor({1, std::ssize(x)}, DType::f16);
+    for (size_t i = 0; i < x.size(); ++i) tensor.as<uint16_t>()[i] = to_float16(x[i]).bits;
+    return tensor;
+  };
+  CapturedCall call{.function = "add", .point = "attn.residual", .layer = 0};
+  call.outputs.push_back({"out", numbers({0, 0, 0})});
+  call.inputs.push_back({"a", numbers({60000, -60000, 3})});
+  call.inputs.push_back({"b", numbers({60000, -60000, 4})});
+  call.arguments = {{CapturedCall::Argument::Type::tensor, 0, 1},
+                    {CapturedCall::Argument::Type::tensor, 1, 1}};
+  const double inf = std::numeric_limits<double>::infinity();
+  CaseElements elements{.rows = {{0, 0}}, .outputs = {}, .want = {}, .limit = {}, .got = {}};
+  elements.outputs.push_back({.argument = "out", .dtype = DType::f16, .row_size = 3, .at = {0}});
+  elements.want = {120000, -120000, 7};
+  elements.limit = {32, 32, 0.01};
+  elements.got = {inf, inf, 7};
+  EXPECT_EQ(elements.wrong(), std::vector<size_t>{1}) << "to the other side";
+  const std::string folder = temp_path("overflow");
+  write_repro(folder, call, picked_from(elements, call), {"an overflow", {}});
+  EXPECT_EQ(statuses_of(folder, built_path("tests/opcheck/ours.so")), std::pair(0, 0))
+      << text_of(folder + "/c");
+  EXPECT_EQ(statuses_of(folder, ""), std::pair(1, 1));
+  EXPECT_TRUE(text_of(folder + "/c").starts_with("stored: 1 of 3")) << text_of(folder + "/c");
 }
 
 TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
