@@ -269,6 +269,7 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
     const auto request = static_cast<int32_t>(r);
     const int64_t first = call.lengths[r] - call.queries(r);
     if (call.queries(r) == 0) continue;
+    RecordedTensor cache = cache_of(parts, call, r);  // first, as it checks the page table
     for (int64_t i = 0; i < call.queries(r); ++i) {
       const Row row{request, static_cast<int32_t>(first + i)};
       rows.push_back(row);
@@ -291,7 +292,7 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
           std::min(pages.size(), static_cast<size_t>((call.lengths[r] - 1) / call.page_size + 1)));
       pass.info.pages.push_back({request, std::move(pages)});
     }
-    pass.tensors.push_back(cache_of(parts, call, r));
+    pass.tensors.push_back(std::move(cache));
   }
   check(!rows.empty(), "{} has no query", parts.path());
   pass.tensors.insert(pass.tensors.begin(), recorded("attn.q_rope", call.q, rows));

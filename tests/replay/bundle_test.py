@@ -250,6 +250,8 @@ class Bundle(unittest.TestCase):
                 ({"block_tables": arrays["block_tables"] + 99, "seqused_k": Call().lengths,
                   "slot_mapping": None}, "no block of the cache's"),
                 ({"seqused_k": np.array([2, 19, 23], np.int32)}, "no fewer keys"),
+                ({"seqused_k": np.array([5, 19, 25], np.int32), "slot_mapping": None},
+                 "for position 24 of request 2"),
                 ({"out": arrays["out"][1:]}, "out is fp16"),
                 ({"softmax_scale": np.array([0.5], np.float32)}, "scores are scaled by 0.5"),
                 ({"softcap": np.array([30], np.float32)}, "a cap of 30"),
