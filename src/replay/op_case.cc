@@ -184,6 +184,11 @@ bool CaseElements::is_wrong(size_t i) const {
   return !(std::fabs(got[i] - want[i]) <= limit[i]);
 }
 
+double CaseElements::budgets(size_t i) const {
+  const double away = std::fabs(got[i] - want[i]);
+  return std::isfinite(away) ? away / limit[i] : std::numeric_limits<double>::infinity();
+}
+
 std::vector<size_t> CaseElements::wrong() const {
   std::vector<size_t> all;
   for (size_t i = 0; i < got.size(); ++i)
@@ -192,13 +197,9 @@ std::vector<size_t> CaseElements::wrong() const {
 }
 
 size_t CaseElements::worst() const {
-  const auto budgets = [&](size_t i) {
-    const double away = std::fabs(got[i] - want[i]);
-    return std::isfinite(away) ? away / limit[i] : std::numeric_limits<double>::infinity();
-  };
   const std::vector<size_t> all = wrong();
   check(!all.empty(), "no element is wrong by itself, so that none is the worst");
-  return *std::ranges::max_element(all, {}, budgets);
+  return *std::ranges::max_element(all, {}, [this](size_t i) { return budgets(i); });
 }
 
 Pass case_of(const Pass& pass, const CallPlaces& call, const KvHistory& history,

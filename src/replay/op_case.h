@@ -31,6 +31,8 @@ struct CaseElements {
   const Row& row_of(size_t element) const;
   int64_t column_of(size_t element) const;
   bool is_wrong(size_t element) const;
+  // How far the element is off; Infinity where that is no number.
+  double budgets(size_t element) const;
   // Indices of the wrong elements, ascending.
   std::vector<size_t> wrong() const;
   // The wrong element that is furthest off in budgets; there must be one.

@@ -319,6 +319,30 @@ std::string readme_of(const CapturedCall& call, const ReproStory& story) {
       story.title, fmt::join(story.lines, "\n"), call.function);
 }
 
+// Writes the files beside, as FOLDER.part, and gives them their name when all are whole.
+void put_folder(const std::string& folder,
+                const std::vector<std::pair<std::string, std::string>>& files) {
+  namespace fs = std::filesystem;
+  const std::string part = folder.substr(0, folder.find_last_not_of('/') + 1) + ".part";
+  check(!fs::exists(part),
+        "{} is there already, and is where {} would be made: remove it, or name another folder "
+        "with --out",
+        part, folder);
+  std::error_code failed, ignored;
+  fs::create_directories(part, failed);
+  check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
+        failed.message());
+  try {
+    for (const auto& [name, text] : files) write_file(part + "/" + name, text);
+    fs::rename(part, folder, failed);
+    check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
+          failed.message());
+  } catch (const Error&) {
+    fs::remove_all(part, ignored);
+    throw;
+  }
+}
+
 }  // namespace
 
 int64_t write_repro(const std::string& folder, const CapturedCall& call,
@@ -334,15 +358,11 @@ int64_t write_repro(const std::string& folder, const CapturedCall& call,
                                          {"@FUNCTION@", call.function},
                                          {"@POINT@", call.point},
                                          {"@LAYER@", fmt::format("{}", call.layer)}});
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
-        failed.message());
   const std::string readme = readme_of(call, story);
-  write_file(folder + "/inputs.safetensors", made.file());
-  write_file(folder + "/repro.c", in_c);
-  write_file(folder + "/repro.py", std::string(kReproInPython));
-  write_file(folder + "/README.md", readme);
+  put_folder(folder, {{"inputs.safetensors", made.file()},
+                      {"repro.c", in_c},
+                      {"repro.py", std::string(kReproInPython)},
+                      {"README.md", readme}});
   return static_cast<int64_t>(made.file().size() + in_c.size() + kReproInPython.size() +
                               readme.size());
 }

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -216,6 +217,35 @@ TEST(Repro, SaysWhyThereIsNone) {
                    " --out " + temp_path("")),
               "is there already");
   EXPECT_FALSE(std::filesystem::exists(temp_path("none")));
+}
+
+TEST(Repro, LeavesNoFolderThatIsNotWhole) {
+  const std::string trace = traced("bard-qwen3", 20), folder = temp_path("half");
+  const std::string call = built_path("lockstep") + " repro " + trace + " --model " +
+                           data_path("bard-qwen3") + " --point mlp.norm --layer 1 --ops " +
+                           built_path("plugin_wrong_rms_norm.so") + " --out " + folder;
+  // A file may have one block, as on a disk that is full soon.
+  const int full = std::system(("sh -c \"trap '' XFSZ; ulimit -f 1; " + call + "\" 2>&1").c_str());
+  EXPECT_EQ(WEXITSTATUS(full), 2);
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+  std::filesystem::create_directory(folder + ".part");
+  EXPECT_EQ(WEXITSTATUS(std::system((call + " 2>/dev/null").c_str())), 2);
+  std::filesystem::remove(folder + ".part");
+  EXPECT_EQ(WEXITSTATUS(std::system((call + "/").c_str())), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/repro.py"));
+  EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+}
+
+// The commands are for a shell, whatever the folder's name is.
+TEST(Repro, PrintsCommandsThatRun) {
+  ReproResult result{.folder = "it's a bug", .place = {&point("mlp.norm"), 1}};
+  result.worst = {.index = {0, 0}, .want = -std::nan(""), .got = -std::nan(""), .budgets = 2};
+  const std::string text = text_of(document_of(result), "table");
+  EXPECT_NE(text.find("cc 'it'\\''s a bug/repro.c' -o 'it'\\''s a bug/repro' -ldl"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("want NaN, got NaN, 2 x its budget"), std::string::npos) << text;
 }
 
 TEST(Repro, PrintsWhatItsSchemaSays) {
