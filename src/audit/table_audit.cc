@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-TableAudit::TableAudit(const Manifest& manifest) {
+TableAudit::TableAudit(const Manifest& manifest, int64_t window) : window_(window) {
   const RunFacts facts = run_facts_of(manifest);
   page_size_ = facts.page_size;
   pages_ = facts.pages;
@@ -27,6 +27,35 @@ void TableAudit::find(const PassInfo& pass, int32_t request, int64_t position, s
        .rule = std::move(rule)});
 }
 
+// The first position that the request computes in the pass, or would compute next.
+int64_t TableAudit::first_row(const PassInfo& pass, int32_t request) const {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const PassRow& r : pass.rows)
+    if (r.row.request == request) first = std::min<int64_t>(first, r.row.position);
+  if (first < std::numeric_limits<int64_t>::max()) return first;
+  const auto known = tables_.find(request);
+  return known == tables_.end() ? 0 : known->second.length;
+}
+
+// Entries of a table, from its first on, all of whose positions lie before the window of the query
+// at position `first`, and so of every later one.
+int64_t TableAudit::entries_out_of_sight(int64_t first) const {
+  return window_ > 0 ? std::max<int64_t>(first + 1 - window_, 0) / page_size_ : 0;
+}
+
+// Each entry that no query sees gets a page of its own that no pool has.
+PassInfo TableAudit::without_out_of_sight(const PassInfo& pass) const {
+  PassInfo seen = pass;
+  int32_t none = -2;
+  for (auto* tables : {&seen.pages, &seen.idle})
+    for (RequestPages& table : *tables) {
+      const int64_t hidden = entries_out_of_sight(first_row(pass, table.request));
+      for (int64_t i = 0; i < hidden && i < std::ssize(table.pages); ++i)
+        table.pages[static_cast<size_t>(i)] = none--;
+    }
+  return seen;
+}
+
 // Positions of `first` on are written in this pass, wherever that is.
 void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, int64_t first) {
   const auto known = tables_.find(table.request);
@@ -34,7 +63,8 @@ void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, in
   if (known == tables_.end() || known->second.seen + 1 != passes_) return;
   const std::vector<int32_t>& before = known->second.pages;
   const int64_t kept = std::min(first, known->second.length);
-  for (int64_t i = 0; i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
+  for (int64_t i = entries_out_of_sight(first);
+       i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
     const int64_t held = std::ranges::find(before, page) - before.begin();
     // A page that held nothing yet may be any.
@@ -60,7 +90,8 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
     find(pass, table.request, first,
          fmt::format("request {} has several page tables", table.request));
   std::map<int32_t, int64_t> places;
-  for (int64_t i = 0; i * page_size_ < length && i < std::ssize(table.pages); ++i) {
+  for (int64_t i = entries_out_of_sight(first);
+       i * page_size_ < length && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
     const auto [other, fresh] = places.try_emplace(page, i);
     std::string rule;
@@ -78,8 +109,9 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
   tables_[table.request] = {table.pages, length, passes_};
 }
 
-void TableAudit::add(const PassInfo& pass) {
+void TableAudit::add(const PassInfo& shown) {
   if (!auditor_) return;
+  const PassInfo pass = window_ > 0 ? without_out_of_sight(shown) : shown;
   any_table_ = any_table_ || !pass.pages.empty();
   any_slot_ =
       any_slot_ || std::ranges::any_of(pass.rows, [](const PassRow& r) { return r.slot >= 0; });

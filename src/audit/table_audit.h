@@ -22,8 +22,10 @@ namespace lockstep {
 // thread.
 class TableAudit {
  public:
+  // window: keys that a query of the widest layer sees; 0: all. A page whose positions lie before
+  // what any query sees may be given back, and its entry of the table may name any page then.
   // Throws Error when the trace declares a size of a page, or a number of pages, that is none.
-  explicit TableAudit(const Manifest& manifest);
+  explicit TableAudit(const Manifest& manifest, int64_t window = 0);
 
   void add(const PassInfo& pass);
   // Enters what was found. What is declared but shown by no pass, tables or slots, leaves a clean
@@ -36,12 +38,16 @@ class TableAudit {
     int64_t length = 0;  // positions that its last pass read
     int64_t seen = -1;   // number of that pass among those that were added
   };
+  int64_t first_row(const PassInfo& pass, int32_t request) const;
+  int64_t entries_out_of_sight(int64_t first) const;
+  PassInfo without_out_of_sight(const PassInfo& pass) const;
   void check_table(const PassInfo& pass, const RequestPages& table);
   void check_moves(const PassInfo& pass, const RequestPages& table, int64_t first);
   void find(const PassInfo& pass, int32_t request, int64_t position, std::string rule);
 
   int64_t page_size_ = 0;  // 0: not declared
   int64_t pages_ = 0;      // of the pool; 0: not declared
+  int64_t window_ = 0;     // 0: all keys are seen
   std::optional<Auditor> auditor_;
   std::vector<Finding> findings_;
   std::map<int32_t, Table> tables_;  // by request, as last seen

@@ -23,8 +23,6 @@
 namespace lockstep {
 namespace {
 
-bool is_on_tokens(const Place& place) { return place.point->op == OpKind::argmax; }
-
 double ulps_between(const TensorView& want, const TensorView& got) {
   double most = 0;
   for (int64_t i = 0; i < want.count(); ++i) {
@@ -264,16 +262,42 @@ BitWatch::BitWatch(const BaselineRows& base, int32_t base_request, int32_t reque
   bits_.resize(base.graph().places().size());
 }
 
+double BitWatch::ulps_of_cache(const Place& place, const Row& row, const TensorView& got) const {
+  double most = 0;
+  const char* half = got.as<const char>();
+  for (const Place& input : base_.graph().inputs_of(place)) {
+    const int index = base_.graph().index_of(input);
+    const TensorView want =
+        index < 0 ? TensorView{} : base_.find(index, {base_request_, row.position});
+    if (want.empty() || want.dtype != got.dtype || 2 * want.bytes() != got.bytes()) return 0;
+    TensorView part = want;
+    part.data = const_cast<char*>(half);
+    if (std::memcmp(want.data, half, want.bytes()) != 0)
+      most = std::max(most, ulps_between(want, part));
+    half += want.bytes();
+  }
+  return most;
+}
+
 void BitWatch::record(const Record& record) {
-  const int place = base_.graph().index_of({record.point, record.layer});
+  const Place here{record.point, record.layer};
+  const int place = base_.graph().index_of(here);
   if (place < 0) return;
   for (size_t i = 0; i < record.rows.size(); ++i) {
     const Row& row = record.rows[i];
     if (row.request != request_) continue;
     const TensorView got = record.tensor.slice(static_cast<int64_t>(i), 1);
     RowBits bits{.hash = hash_of(got.data, got.bytes()), .rows = std::ssize(pass_.rows)};
+    // A position of the cache is of the pass that wrote it, however often it is read.
+    if (const auto known = bits_[place].find(row.position);
+        here.point->is_cache() && known != bits_[place].end()) {
+      known->second.hash = bits.hash;
+      known->second.ulps = ulps_of_cache(here, row, got);
+      continue;
+    }
     const auto fed = std::ranges::find(pass_.rows, row, &PassRow::row);
     bits.decode = fed != pass_.rows.end() && fed->phase == Phase::decode;
+    if (here.point->is_cache()) bits.ulps = ulps_of_cache(here, row, got);
     const TensorView want = base_.find(place, {base_request_, row.position});
     if (!want.empty() && want.shape == got.shape && want.dtype == got.dtype) {
       if (std::memcmp(want.data, got.data, want.bytes()) != 0) bits.ulps = ulps_between(want, got);
@@ -291,14 +315,35 @@ int exit_status(const Determinism& determinism) {
                                                        : 2;
 }
 
+namespace {
+
+// Whether K or V of that cache were shown nowhere before they were written, so that what a product
+// made of them, which may depend on the batch, shows there first.
+bool has_hidden_input(const BaselineRows& base, const Place& cache,
+                      const std::vector<ServedBits>& bits) {
+  return std::ranges::any_of(base.graph().inputs_of(cache), [&](const Place& input) {
+    const int index = base.graph().index_of(input);
+    return index < 0 || std::ranges::all_of(bits, [&](const ServedBits& served) {
+             return served[static_cast<size_t>(index)].empty();
+           });
+  });
+}
+
+bool is_of_chance_or_graph(Circumstance by) {
+  return by == Circumstance::nothing || by == Circumstance::graph;
+}
+
+}  // namespace
+
 Determinism determinism_of(const BaselineRows& base, const std::vector<ServingFacts>& servings,
                            const std::vector<ServedBits>& bits) {
   Determinism result;
   const std::vector<Place>& places = base.graph().places();
   for (size_t i = 0; i < places.size(); ++i) {
-    if (places[i].point->is_cache() || is_on_tokens(places[i])) continue;
     OpBits op{.place = places[i]};
     OpComparison(i, servings, bits).put_into(op);
+    if (places[i].point->is_cache() && has_hidden_input(base, places[i], bits))
+      op.allowed = std::ranges::none_of(op.depends_on, is_of_chance_or_graph);
     if (op.compared == 0) {
       if (!places[i].point->optional)
         result.notes.push_back(fmt::format("{} was not shown: nothing is known of its bits",

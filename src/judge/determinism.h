@@ -53,14 +53,15 @@ struct RowBits {
 using ServedBits = std::vector<std::map<int32_t, RowBits>>;
 
 // Sees a serving of one request among others: compares each row with the base's and overwrites it
-// by that, as a ModeComparer does.
+// by that, as a ModeComparer does. What the cache holds is taken down as it is: of each position,
+// as the last pass that reads it finds it.
 class BitWatch final : public Sink {
  public:
   // request: its id in this engine; base_request: in `base`, which is borrowed as `bits` is. A base
   // without rows: they are kept as they are.
   BitWatch(const BaselineRows& base, int32_t base_request, int32_t request, ServedBits& bits);
 
-  bool wants(const Point& point, int) const override { return !point.is_cache(); }
+  bool wants(const Point&, int) const override { return true; }
   bool writes() const override { return true; }
   // A row of the pass counts as it was when the op stored it; the base's is written over it
   // afterwards.
@@ -69,6 +70,9 @@ class BitWatch final : public Sink {
   void end() override {}
 
  private:
+  // How far K and V of a row of attn.kv are from those that the base gave to be written.
+  double ulps_of_cache(const Place& place, const Row& row, const TensorView& got) const;
+
   const BaselineRows& base_;
   int32_t base_request_, request_;
   ServedBits& bits_;

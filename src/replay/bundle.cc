@@ -16,6 +16,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "kernels/base/check.h"
@@ -35,8 +36,10 @@ class Parts {
 
   const TensorView* find(std::initializer_list<const char*> names) const {
     for (const char* name : names)
-      if (const auto found = arrays_.find(name); found != arrays_.end())
+      if (const auto found = arrays_.find(name); found != arrays_.end()) {
+        read_.insert(name);
         return &found->second.view();
+      }
     return nullptr;
   }
   const TensorView& at(std::initializer_list<const char*> names) const {
@@ -56,10 +59,18 @@ class Parts {
     return all;
   }
   const std::string& path() const { return path_; }
+  // Arrays that nobody found by their names.
+  std::vector<std::string> unread() const {
+    std::vector<std::string> names;
+    for (const auto& [name, array] : arrays_)
+      if (!read_.contains(name)) names.push_back(name);
+    return names;
+  }
 
  private:
   std::string path_;
   Arrays arrays_;
+  mutable std::set<std::string, std::less<>> read_;
 };
 
 // One call, checked.
@@ -269,6 +280,7 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
     const auto request = static_cast<int32_t>(r);
     const int64_t first = call.lengths[r] - call.queries(r);
     if (call.queries(r) == 0) continue;
+    RecordedTensor cache = cache_of(parts, call, r);  // first, as it checks the page table
     for (int64_t i = 0; i < call.queries(r); ++i) {
       const Row row{request, static_cast<int32_t>(first + i)};
       rows.push_back(row);
@@ -291,7 +303,7 @@ Pass pass_of(const Parts& parts, const AttentionCall& call) {
           std::min(pages.size(), static_cast<size_t>((call.lengths[r] - 1) / call.page_size + 1)));
       pass.info.pages.push_back({request, std::move(pages)});
     }
-    pass.tensors.push_back(cache_of(parts, call, r));
+    pass.tensors.push_back(std::move(cache));
   }
   check(!rows.empty(), "{} has no query", parts.path());
   pass.tensors.insert(pass.tensors.begin(), recorded("attn.q_rope", call.q, rows));
@@ -318,11 +330,14 @@ Bundle open_bundle(const std::string& path) {
   const Parts parts(path);
   const AttentionCall call = call_of(parts);
   const SmallModel model = model_of(call);
-  Bundle bundle{checkpoint_of(model, call.q.dtype), nullptr};
+  Bundle bundle{checkpoint_of(model, call.q.dtype), nullptr, false, {}};
   Manifest manifest{.graph = graph_of(model), .dtype = call.q.dtype};
   manifest.selection = "--points attn.out";
   if (call.page_size > 0) manifest.provenance["page_size"] = fmt::format("{}", call.page_size);
-  bundle.reader = reader_of(std::move(manifest), {pass_of(parts, call)});
+  Pass pass = pass_of(parts, call);
+  bundle.has_out = pass.find(point("attn.out"), 0) != nullptr;
+  bundle.unread = parts.unread();
+  bundle.reader = reader_of(std::move(manifest), {std::move(pass)});
   return bundle;
 }
 

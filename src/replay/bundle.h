@@ -14,9 +14,11 @@ namespace lockstep {
 struct Bundle {
   Checkpoint checkpoint;
   std::unique_ptr<TraceReader> reader;
+  bool has_out = false;             // the result that was stored
+  std::vector<std::string> unread;  // arrays whose names say nothing here, or nothing more
 };
 
-// Reads arrays (bundle_arrays.h) by these names; others are left alone.
+// Reads arrays (bundle_arrays.h) by these names; others are left alone, and named.
 //   q [tokens, heads, dim]   fp32, fp16 or bf16, as k and v
 //   k, v [tokens, kv heads, dim], a row a key of each request; or a paged cache with block_tables,
 //       [blocks, block size, kv heads, dim]

@@ -124,6 +124,7 @@ void Outputs::put_plain(const Place& place, const RightRows& right) {
   check(!kept.view().empty(), "the numbers of {} were not kept", text_of(place));
   CaseElements::Output& out = elements_.outputs.emplace_back();
   out.argument = argument_of(judge_.call, place);
+  out.dtype = kept.view().dtype;
   out.row_size = kept.view().row_size();
   out.first = elements_.got.size();
   for (int64_t r = 0; r < kept.view().rows(); ++r) {
@@ -142,6 +143,7 @@ void Outputs::put_half(const Place& cache, int half, const RightRows& right) {
     const RecordedTensor* kv = seen_.find(*cache.point, cache.layer, row.request);
     check(kv != nullptr && !kv->data.view().empty(), "the numbers of {} were not kept",
           text_of(cache));
+    out.dtype = kv->dtype;
     out.row_size = kv->data.view().row_size() / 2;
     out.at.push_back(inputs_.pass().info.rows[r].slot * out.row_size);
     add_row(numbers_of(kv->data, (2 * row.position + half) * out.row_size, out.row_size),

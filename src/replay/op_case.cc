@@ -147,6 +147,7 @@ void put_single(const CaseJudge& judge, const Pass& op_case, const TensorView& g
                 CaseElements& elements) {
   CaseElements::Output& out = elements.outputs.emplace_back();
   out.argument = "out";
+  out.dtype = got.dtype;
   out.row_size = got.row_size();
   for (int64_t r = 0; r < got.rows(); ++r) out.at.push_back(r * out.row_size);
   for (int64_t i = 0; i < got.count(); ++i) elements.got.push_back(value_at(got, i));
@@ -175,10 +176,17 @@ int64_t CaseElements::column_of(size_t element) const {
   return static_cast<int64_t>(element - out.first) % out.row_size;
 }
 
-// The same number is right whatever the budget, and NaN where NaN is exact.
+// The same number is right whatever the budget, and NaN where NaN is exact, and an Infinity that
+// the exact result is too, once it is rounded.
 bool CaseElements::is_wrong(size_t i) const {
   if (got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i]))) return false;
+  if (std::isinf(got[i]) && got[i] == round_to(want[i], output_of(i).dtype)) return false;
   return !(std::fabs(got[i] - want[i]) <= limit[i]);
+}
+
+double CaseElements::budgets(size_t i) const {
+  const double away = std::fabs(got[i] - want[i]);
+  return std::isfinite(away) ? away / limit[i] : std::numeric_limits<double>::infinity();
 }
 
 std::vector<size_t> CaseElements::wrong() const {
@@ -189,13 +197,9 @@ std::vector<size_t> CaseElements::wrong() const {
 }
 
 size_t CaseElements::worst() const {
-  const auto budgets = [&](size_t i) {
-    const double away = std::fabs(got[i] - want[i]);
-    return std::isfinite(away) ? away / limit[i] : std::numeric_limits<double>::infinity();
-  };
   const std::vector<size_t> all = wrong();
   check(!all.empty(), "no element is wrong by itself, so that none is the worst");
-  return *std::ranges::max_element(all, {}, budgets);
+  return *std::ranges::max_element(all, {}, [this](size_t i) { return budgets(i); });
 }
 
 Pass case_of(const Pass& pass, const CallPlaces& call, const KvHistory& history,

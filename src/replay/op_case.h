@@ -16,6 +16,7 @@ struct CaseElements {
   // The part of the elements that is of one output: all of its rows.
   struct Output {
     std::string argument;  // that they are stored in: "out", "cache.k"
+    DType dtype = DType::f32;
     int64_t row_size = 0;
     size_t first = 0;         // element
     std::vector<int64_t> at;  // where each row begins in the argument
@@ -30,6 +31,8 @@ struct CaseElements {
   const Row& row_of(size_t element) const;
   int64_t column_of(size_t element) const;
   bool is_wrong(size_t element) const;
+  // How far the element is off; Infinity where that is no number.
+  double budgets(size_t element) const;
   // Indices of the wrong elements, ascending.
   std::vector<size_t> wrong() const;
   // The wrong element that is furthest off in budgets; there must be one.

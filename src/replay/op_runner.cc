@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <thread>
@@ -25,6 +26,8 @@ namespace {
 // Calls of an op that are timed, at most, and the time that they may take together.
 constexpr int kTimed = 20;
 constexpr double kTimedSeconds = 0.02;
+// A table of cosines or sines that is made of a pass, at most.
+constexpr size_t kMostTableBytes = size_t{256} << 20;
 
 int threads_of(int asked) {
   return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -35,6 +38,45 @@ Tensor int32_counting(size_t count) {
   Tensor numbers({static_cast<int64_t>(count)}, DType::i32);
   for (size_t i = 0; i < count; ++i) numbers.as<int32_t>()[i] = static_cast<int32_t>(i);
   return numbers;
+}
+
+const char* row_at(const TensorView& table, int64_t row, size_t bytes) {
+  return table.as<const char>() + static_cast<size_t>(row) * bytes;
+}
+
+size_t row_bytes(const TensorView& table) {
+  return static_cast<size_t>(table.row_size()) * size_of(table.dtype);
+}
+
+// Whether the rows that were kept of the pass's tokens make one table by position: the model's own
+// goes by position and is not too large, and tokens of one position have the same rows.
+bool by_position(const Batch& batch, const TensorView& cos, const TensorView& sin) {
+  std::map<int32_t, int64_t> first;  // row of each position
+  for (int64_t i = 0; i < std::ssize(batch.info.rows); ++i) {
+    const int32_t position = batch.info.rows[static_cast<size_t>(i)].row.position;
+    if (batch.positions.as<int32_t>()[i] != position) return false;
+    const int64_t same = first.try_emplace(position, i).first->second;
+    for (const TensorView* rows : {&cos, &sin})
+      if (const size_t bytes = row_bytes(*rows);
+          std::memcmp(row_at(*rows, i, bytes), row_at(*rows, same, bytes), bytes) != 0)
+        return false;
+  }
+  const auto entries = static_cast<size_t>(first.rbegin()->first) + 1;
+  return cos.dtype == batch.cos.dtype && row_bytes(cos) == row_bytes(batch.cos) &&
+         row_bytes(sin) == row_bytes(batch.sin) && entries * row_bytes(cos) <= kMostTableBytes;
+}
+
+// The model's table up to the last position, with the kept rows at the positions of their tokens.
+Tensor table_by_position(const Batch& batch, const TensorView& own, const TensorView& kept) {
+  int32_t last = 0;
+  for (const PassRow& row : batch.info.rows) last = std::max(last, row.row.position);
+  const size_t bytes = row_bytes(own);
+  Tensor table({last + 1, own.row_size()}, own.dtype);
+  std::memcpy(table.as<char>(), own.as<const char>(), static_cast<size_t>(last + 1) * bytes);
+  for (size_t i = 0; i < batch.info.rows.size(); ++i)
+    std::memcpy(table.as<char>() + static_cast<size_t>(batch.info.rows[i].row.position) * bytes,
+                row_at(kept, static_cast<int64_t>(i), bytes), bytes);
+  return table;
 }
 
 }  // namespace
@@ -220,14 +262,24 @@ void OpRunner::supply(const OpContext& context, const TensorView& out) const {
   copy(out, kept);
 }
 
+// Rows of a table at the positions of their tokens, as the engine's op had them, so that an op that
+// is wrong by position is wrong here too. The rows that no token names are those of the model, in
+// case it reads one of them. Where a token has rows of its own, by the length of its request, or
+// the table would be too large, the pass's rows are the table.
 Batch OpRunner::batch_of(const OpInputs& inputs) {
   Batch batch = make_batch(inputs.pass().info, rope_);
   const TensorView cos = inputs.at(point("rope.cos"), -1), sin = inputs.at(point("rope.sin"), -1);
-  if (!cos.empty() && !sin.empty()) {  // a row for each of the pass
-    batch.cos = cos;
-    batch.sin = sin;
-    batch.positions = int32_counting(inputs.rows().size());
+  if (cos.empty() || sin.empty()) return batch;
+  if (by_position(batch, cos, sin)) {
+    cos_ = table_by_position(batch, batch.cos, cos);
+    sin_ = table_by_position(batch, batch.sin, sin);
+    batch.cos = cos_;
+    batch.sin = sin_;
+    return batch;
   }
+  batch.cos = cos;
+  batch.sin = sin;
+  batch.positions = int32_counting(inputs.rows().size());
   return batch;
 }
 

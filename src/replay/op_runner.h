@@ -84,6 +84,7 @@ class OpRunner {
   int layers_;
   ThreadPool threads_;
   RopeCache rope_;
+  Tensor cos_, sin_;  // tables of the pass that is computed
   std::unique_ptr<Model> model_;
   size_t which_ = 0;
   const OpInputs* inputs_ = nullptr;  // of the pass that is computed

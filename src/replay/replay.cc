@@ -9,6 +9,7 @@
 #include "src/replay/replay.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -71,6 +72,7 @@ struct Source {
   Checkpoint checkpoint;
   OpenedTrace opened;
   bool is_bundle = false;
+  std::vector<std::string> unread = {};  // arrays of a bundle
 };
 
 Source source_of(const ReplayOptions& options) {
@@ -88,8 +90,18 @@ Source source_of(const ReplayOptions& options) {
         "{} holds one attention of no model: leave out --model, --layer and --point",
         options.trace);
   Bundle bundle = open_bundle(options.trace);
+  check(bundle.has_out || !options.ops.empty(),
+        "{} has no array out (or o), so that there is no result to judge{}: save what the call "
+        "stored as out, or name the library that computes it with --ops",
+        options.trace,
+        bundle.unread.empty()
+            ? ""
+            : fmt::format(", and what it has as {} is not read", fmt::join(bundle.unread, ", ")));
   Manifest manifest = bundle.reader->manifest();
-  return {std::move(bundle.checkpoint), {std::move(bundle.reader), std::move(manifest)}, true};
+  return {std::move(bundle.checkpoint),
+          {std::move(bundle.reader), std::move(manifest)},
+          true,
+          std::move(bundle.unread)};
 }
 
 // The options for a bundle, which has one op at one place.
@@ -104,6 +116,7 @@ class Replay {
   Replay(const ReplayOptions& options, Source source, Detail detail)
       : options_(source.is_bundle ? of_bundle(options) : options),
         is_bundle_(source.is_bundle),
+        unread_(std::move(source.unread)),
         checkpoint_(std::move(source.checkpoint)),
         opened_(std::move(source.opened)),
         device_(open_device(options.device)),
@@ -130,6 +143,7 @@ class Replay {
 
   ReplayOptions options_;
   bool is_bundle_;
+  std::vector<std::string> unread_;
   bool stored_ = false;  // there is a result that was kept
   Checkpoint checkpoint_;
   OpenedTrace opened_;
@@ -196,7 +210,8 @@ ReplayResult Replay::result() {
                       .place = place_,
                       .dtype = opened_.manifest.dtype,
                       .device = device_.text(),
-                      .model = options_.model};
+                      .model = options_.model,
+                      .unread = unread_};
   const std::vector<Place> needed = needed_by(place_, opened_.manifest.graph);
   const int passes = opened_.reader->passes();
   for (int i = 0; i < passes; ++i) {

@@ -117,6 +117,9 @@ Document document_of(const ReplayResult& result) {
                              2, 4});
   if (result.passes < result.of_passes)
     blocks.push_back(Paragraph{"the others could not be computed again: " + result.lacking, 2, 4});
+  if (!result.unread.empty())
+    blocks.push_back(Paragraph{
+        fmt::format("arrays that are not read: {}", fmt::join(result.unread, ", ")), 2, 4});
   blocks.push_back(Heading{});
   blocks.push_back(table_of(result));
   for (const TrialResult& trial : result.trials) {

@@ -218,9 +218,9 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
   const TrialResult::Element& worst = result.worst;
   ReproStory story{fmt::format("{} of {}", text_of(place_), of_.trace), {}};
   story.lines.push_back(fmt::format(
-      "{} has {} of {} elements over their budgets; the worst: want {:.6g}, got {:.6g}, {:.3g} "
-      "budgets.",
-      by_, result.wrong, reduced.elements.got.size(), worst.want, worst.got, worst.budgets));
+      "{} has {} of {} elements over their budgets; the worst: want {}, got {}, {} budgets.", by_,
+      result.wrong, reduced.elements.got.size(), shown(worst.want, 6), shown(worst.got, 6),
+      shown(worst.budgets, 3)));
   if (of_case != RoundingContract::fused)
     story.lines.push_back(fmt::format(
         "`want` rounds inside as `{}` does, which the trace declares.", name_of(of_case)));
@@ -250,13 +250,12 @@ ReproResult Maker::result() {
   result.steps = small.steps;
   const size_t worst = elements.worst();
   const Row& row = elements.row_of(worst);
-  result.worst = {
-      .pass = result.pass,
-      .request = row.request,
-      .index = {row.position, elements.column_of(worst)},
-      .want = elements.want[worst],
-      .got = elements.got[worst],
-      .budgets = std::fabs(elements.got[worst] - elements.want[worst]) / elements.limit[worst]};
+  result.worst = {.pass = result.pass,
+                  .request = row.request,
+                  .index = {row.position, elements.column_of(worst)},
+                  .want = elements.want[worst],
+                  .got = elements.got[worst],
+                  .budgets = elements.budgets(worst)};
   progress_.show("");
   write(small, result);
   return result;

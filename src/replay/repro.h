@@ -37,4 +37,7 @@ ReproResult make_repro(const ReproOptions& options, const Checkpoint& checkpoint
 // schema: tools/schemas/repro.schema.json
 Document document_of(const ReproResult& result);
 
+// A number for people, with so many digits; NaN has no sign.
+std::string shown(double x, int digits);
+
 }  // namespace lockstep

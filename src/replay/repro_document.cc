@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "src/judge/ledger.h"
 #include "src/replay/repro.h"
+#include "src/report/shell_word.h"
 #include "src/session/build_info.h"
 #include "traces/json_number.h"
 
@@ -43,6 +45,10 @@ std::string json_of(const ReproResult& result) {
 
 }  // namespace
 
+std::string shown(double x, int digits) {
+  return std::isnan(x) ? "NaN" : fmt::format("{:.{}g}", x, digits);
+}
+
 Document document_of(const ReproResult& result) {
   Document document{.json = json_of(result)};
   std::vector<Block>& blocks = document.blocks;
@@ -53,19 +59,19 @@ Document document_of(const ReproResult& result) {
   const auto line = [&](const char* name, std::string text) {
     lines.entries.emplace_back(name, std::move(text));
   };
-  line("wrong",
-       fmt::format("{}: {} elements, the worst want {:.6g}, got {:.6g}, {:.3g} x its budget",
-                   result.by, result.wrong, result.worst.want, result.worst.got,
-                   result.worst.budgets));
+  line("wrong", fmt::format("{}: {} elements, the worst want {}, got {}, {} x its budget",
+                            result.by, result.wrong, shown(result.worst.want, 6),
+                            shown(result.worst.got, 6), shown(result.worst.budgets, 3)));
   line("rows", fmt::format("{} of {}", result.rows, result.of_rows));
   if (result.of_keys > 0) line("keys", fmt::format("{} of {}", result.keys, result.of_keys));
   if (!result.steps.empty()) line("reduced", fmt::format("{}", fmt::join(result.steps, "\n")));
   line("lockstep", result.own_is_right ? "its own op is right on the case"
                                        : "its own op is wrong on the case too");
   line("folder", fmt::format("{}: {} bytes", result.folder, result.bytes));
-  line("next", fmt::format("cc {0}/repro.c -o {0}/repro -ldl -lm && {0}/repro LIB.so\n"
-                           "python3 {0}/repro.py LIB.so",
-                           result.folder));
+  line("next",
+       fmt::format("cc {} -o {} -ldl -lm && {} LIB.so\npython3 {} LIB.so",
+                   shell_word(result.folder + "/repro.c"), shell_word(result.folder + "/repro"),
+                   shell_word(result.folder + "/repro"), shell_word(result.folder + "/repro.py")));
   blocks.push_back(std::move(lines));
   return document;
 }

@@ -211,7 +211,12 @@ class Folder {
   std::string file_;
 };
 
+// Arguments of an op and the elements share the names of one file, and a file with a name twice is
+// read by whichever of both comes last.
 void Folder::add(const std::string& name, Tensor tensor) {
+  check(std::ranges::count(tensors_, name, &NamedTensor::name) == 0,
+        "inputs.safetensors of {} would have {} twice: report this as a bug of Lockstep",
+        call_.function, name);
   tensors_.push_back({name, held_.emplace_back(std::move(tensor))});
 }
 
@@ -231,11 +236,12 @@ void Folder::pack() {
     if (!part.all_rows) add(name + ".rows", numbers_of(part.rows));
     if (!part.all_columns) add(name + ".columns", numbers_of(part.columns));
   }
-  add("output", numbers_of(elements_.output));
-  add("index", tensor_of<int64_t>(elements_.index, {std::ssize(elements_.index)}, DType::i64));
-  add("want", elements_.want);
-  add("limit", elements_.limit);
-  add("got", elements_.got);
+  add("elements.output", numbers_of(elements_.output));
+  add("elements.index",
+      tensor_of<int64_t>(elements_.index, {std::ssize(elements_.index)}, DType::i64));
+  add("elements.want", elements_.want);
+  add("elements.limit", elements_.limit);
+  add("elements.got", elements_.got);
   file_ = safetensors_of(tensors_, {{"call", metadata()}}, offsets_);
 }
 
@@ -284,8 +290,8 @@ std::string Folder::table_in_c() const {
                                  elements_.index.size());
   text += fmt::format(
       "enum {{ OUTPUT_AT = {}, INDEX_AT = {}, WANT_AT = {}, LIMIT_AT = {}, GOT_AT = {} }};\n",
-      offsets_.at("output"), offsets_.at("index"), offsets_.at("want"), offsets_.at("limit"),
-      offsets_.at("got"));
+      offsets_.at("elements.output"), offsets_.at("elements.index"), offsets_.at("elements.want"),
+      offsets_.at("elements.limit"), offsets_.at("elements.got"));
   text += "/* Outputs come first. */\nstatic const Part PARTS[] = {\n";
   for (const Kept& part : parts_) text += fmt::format("    {},\n", part_in_c(part));
   return text + "};\n";
@@ -307,10 +313,34 @@ std::string readme_of(const CapturedCall& call, const ReproStory& story) {
       "\n"
       "calls `lockstep_{}` on `inputs.safetensors` and prints the worst element; without LIB, what "
       "was stored.\n"
-      "`want` is the exact result in fp64, `limit` the most that a right op may be off, `index` "
-      "where they\n"
-      "are in the output. Exit status: 0 right, 1 wrong, 2 trouble.\n",
+      "There, `elements.want` is the exact result in fp64, `elements.limit` the most that a right "
+      "op may be off,\n"
+      "`elements.index` where they are in the output. Exit status: 0 right, 1 wrong, 2 trouble.\n",
       story.title, fmt::join(story.lines, "\n"), call.function);
+}
+
+// Writes the files beside, as FOLDER.part, and gives them their name when all are whole.
+void put_folder(const std::string& folder,
+                const std::vector<std::pair<std::string, std::string>>& files) {
+  namespace fs = std::filesystem;
+  const std::string part = folder.substr(0, folder.find_last_not_of('/') + 1) + ".part";
+  check(!fs::exists(part),
+        "{} is there already, and is where {} would be made: remove it, or name another folder "
+        "with --out",
+        part, folder);
+  std::error_code failed, ignored;
+  fs::create_directories(part, failed);
+  check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
+        failed.message());
+  try {
+    for (const auto& [name, text] : files) write_file(part + "/" + name, text);
+    fs::rename(part, folder, failed);
+    check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
+          failed.message());
+  } catch (const Error&) {
+    fs::remove_all(part, ignored);
+    throw;
+  }
 }
 
 }  // namespace
@@ -328,15 +358,11 @@ int64_t write_repro(const std::string& folder, const CapturedCall& call,
                                          {"@FUNCTION@", call.function},
                                          {"@POINT@", call.point},
                                          {"@LAYER@", fmt::format("{}", call.layer)}});
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
-        failed.message());
   const std::string readme = readme_of(call, story);
-  write_file(folder + "/inputs.safetensors", made.file());
-  write_file(folder + "/repro.c", in_c);
-  write_file(folder + "/repro.py", std::string(kReproInPython));
-  write_file(folder + "/README.md", readme);
+  put_folder(folder, {{"inputs.safetensors", made.file()},
+                      {"repro.c", in_c},
+                      {"repro.py", std::string(kReproInPython)},
+                      {"README.md", readme}});
   return static_cast<int64_t>(made.file().size() + in_c.size() + kReproInPython.size() +
                               readme.size());
 }

@@ -30,8 +30,8 @@ struct ReproStory {
 
 // Writes the folder, which must not be there or be empty: inputs.safetensors, repro.c, repro.py and
 // README.md. Of tensors only what is not 0, and of products' weights only what the elements need,
-// is written. Returns its bytes. Throws Error when it cannot. Files are written one after another,
-// so that a failure may leave some of them.
+// is written. Returns its bytes. Throws Error when it cannot. The folder is made beside, as
+// FOLDER.part, and gets its name when it is whole; a failure leaves nothing.
 int64_t write_repro(const std::string& folder, const CapturedCall& call,
                     const ReproElements& elements, const ReproStory& story);
 

@@ -23,6 +23,7 @@
 #include "src/report/report.h"
 #include "src/report/result_entries.h"
 #include "src/report/result_map.h"
+#include "src/report/shell_word.h"
 #include "src/report/untested.h"
 #include "src/screen/wrap.h"
 #include "traces/run_facts.h"
@@ -259,23 +260,6 @@ std::string contracts_text(const Scope& scope) {
     parts.push_back(fmt::format("{} (declared)", declared));
   if (!found.empty()) parts.push_back(fmt::format("{} (found by trying: none is declared)", found));
   return fmt::format("{}", fmt::join(parts, "; "));
-}
-
-// The text as one word of a shell. A quote within single quotes is closed, escaped and opened
-// again, the one way that every shell knows.
-std::string shell_word(const std::string& text) {
-  const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
-    return std::isalnum(byte_of(c)) != 0 ||
-           std::string_view("._/-+:,=@%").find(c) != std::string_view::npos;
-  });
-  if (plain) return text;
-  std::string word;
-  for (const char c : text)
-    if (c == '\'')
-      word += "'\\''";
-    else
-      word += c;
-  return fmt::format("'{}'", word);
 }
 
 // Commands that get further, a line each, with what they are for.

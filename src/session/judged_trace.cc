@@ -155,6 +155,13 @@ std::unique_ptr<Hypotheses> hypotheses_over(int ranks, const Checkpoint& checkpo
   return std::make_unique<RankHypotheses>(std::move(whole), checkpoint.config(), ranks);
 }
 
+// Keys that a query sees where it sees most; 0: all, in some layer.
+int64_t widest_window(const ModelConfig& config) {
+  const std::vector<int64_t>& window = config.window;
+  const bool all = window.empty() || std::ranges::count(window, 0) > 0;
+  return all ? 0 : std::ranges::max(window);
+}
+
 // Says how far the trace was read, and what its file lacks.
 void note_reading(const TraceReader& trace, int judged, Result& result) {
   if (judged < trace.passes())
@@ -178,7 +185,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   const Extent extent = extent_of(trace);
   options.recorded = extent.recorded;
   options.selection.check_layers(manifest.graph.layers());
-  TableAudit tables(manifest);
+  TableAudit tables(manifest, widest_window(checkpoint.config()));
   std::unique_ptr<ReferenceModel> exact, rounded;
   if (options.rows.all()) {
     exact = open_reference().model(checkpoint, reference, DType::f64);

@@ -38,8 +38,9 @@ std::vector<PassInfo> right_passes() {
           info_of(2, {{0, 7, 1, {5, 2}}, {1, 4, 1, {7, 0}}})};
 }
 
-Result audited(const std::vector<PassInfo>& passes, const Manifest& manifest = manifest_of("4")) {
-  TableAudit audit(manifest);
+Result audited(const std::vector<PassInfo>& passes, const Manifest& manifest = manifest_of("4"),
+               int64_t window = 0) {
+  TableAudit audit(manifest, window);
   for (const PassInfo& pass : passes) audit.add(pass);
   Result result{.verdict = RunVerdict::clean, .story = "No bug"};
   audit.put_into(result);
@@ -99,6 +100,25 @@ TEST(TableAudit, FindsRowsThatChangePlaces) {
   passes.insert(passes.begin() + 2, info_of(2, {{1, 4, 1, {7, 0}}}));
   passes[3] = info_of(3, {{0, 8, 1, {2, 5, 9}}, {1, 5, 1, {7, 0}}});
   EXPECT_EQ(audited(passes).verdict, RunVerdict::clean) << "it was swapped out in between";
+}
+
+// Requests of 18 and 14 tokens in layers that see 6 keys, whose first pages were given back: page 0
+// stands in their place.
+TEST(TableAudit, LeavesOutWhatNoQuerySeesAnyMore) {
+  const std::vector<PassInfo> passes = {
+      info_of(0, {{0, 0, 17, {5, 2, 3, 4, 6}}, {1, 0, 13, {7, 8, 9, 10}}}),
+      info_of(1, {{0, 17, 1, {0, 0, 0, 4, 6}}, {1, 13, 1, {0, 0, 9, 10}}}),
+      info_of(2, {{0, 18, 1, {0, 0, 0, 4, 6}}})};
+  EXPECT_EQ(audited(passes, manifest_of("4"), 6).story, "No bug");
+  EXPECT_EQ(audited(passes).first->rule, "request 0 holds page 0 twice, as its 1 and 2");
+  // Of request 1, positions 8 on are seen by the query at 13, and those before are not.
+  std::vector<PassInfo> wrong = passes;
+  wrong[1].pages[1].pages[2] = 8;
+  const Result result = audited(wrong, manifest_of("4"), 6);
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->node.pass, 1);
+  EXPECT_EQ(audited(passes, manifest_of("4"), 7).verdict, RunVerdict::diverged)
+      << "position 11 is seen by the query at 17";
 }
 
 TEST(TableAudit, OfATraceThatDoesNotShowThemIsUndecided) {

@@ -187,9 +187,9 @@ class Bundle(unittest.TestCase):
         del arrays["out"]
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
-        verdict, trials = self.replayed(str(folder))
+        verdict, trials = self.replayed(str(folder), "--ops", RIGHT)
         self.assertEqual(verdict, "clean")
-        self.assertEqual(set(trials), {"lockstep"})
+        self.assertEqual(set(trials), {"lockstep", RIGHT})
         header, data = {}, b""
         for name, array in arrays.items():
             dtype = {"uint16": "BF16", "int32": "I32", "int64": "I64"}[str(array.dtype)]
@@ -199,8 +199,23 @@ class Bundle(unittest.TestCase):
         text = json.dumps(header).encode()
         path = pathlib.Path(self.path("call.safetensors"))
         path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-        of_file = self.replayed(str(path))[1]["lockstep"]
+        of_file = self.replayed(str(path), "--ops", RIGHT)[1]["lockstep"]
         self.assertEqual(of_file["worst"], trials["lockstep"]["worst"])
+
+    def test_a_result_that_is_not_there_is_not_right(self):
+        arrays = Call().arrays
+        arrays["output"] = arrays.pop("out") * 2
+        said = self.trouble(self.npz({**arrays, "lse": np.zeros(4, np.float32)}))
+        self.assertIn("call.npz has no array out (or o)", said)
+        self.assertIn("lse, output", said)
+        self.assertIn("--ops", said)
+        del arrays["output"]
+        self.assertNotIn("not read", self.trouble(self.npz(arrays)))
+        arrays = {**Call().arrays, "lse": np.zeros(4, np.float32)}
+        done = subprocess.run([LOCKSTEP, "replay", self.npz(arrays)], capture_output=True,
+                              text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("arrays that are not read: lse", done.stdout)
 
     def test_it_may_be_what_torch_saved(self):
         import torch
@@ -250,6 +265,8 @@ class Bundle(unittest.TestCase):
                 ({"block_tables": arrays["block_tables"] + 99, "seqused_k": Call().lengths,
                   "slot_mapping": None}, "no block of the cache's"),
                 ({"seqused_k": np.array([2, 19, 23], np.int32)}, "no fewer keys"),
+                ({"seqused_k": np.array([5, 19, 25], np.int32), "slot_mapping": None},
+                 "for position 24 of request 2"),
                 ({"out": arrays["out"][1:]}, "out is fp16"),
                 ({"softmax_scale": np.array([0.5], np.float32)}, "scores are scaled by 0.5"),
                 ({"softcap": np.array([30], np.float32)}, "a cap of 30"),

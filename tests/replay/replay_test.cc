@@ -125,6 +125,19 @@ TEST(Replay, HoldsAUsersOpToTheSameInputs) {
       << story_of(wrong);
 }
 
+TEST(Replay, GivesAnOpItsOwnPositions) {
+  ReplayOptions options =
+      asked(traced("bard-qwen3", DType::bf16), "bard-qwen3", {&point("attn.q_rope"), 1});
+  options.device = "cpu";
+  options.ops = built_path("tests/replay/wrong/by_index.so");
+  const ReplayResult result = replay(options);
+  EXPECT_EQ(result.trials[1].wrong, 0);
+  EXPECT_EQ(result.trials[1].equal_rows, result.trials[1].rows);
+  EXPECT_GT(result.trials[2].wrong, 0) << "positions from 16 on are wrong by it";
+  ASSERT_TRUE(result.trials[2].worst);
+  EXPECT_GE(result.trials[2].worst->index.at(0), 16);
+}
+
 TEST(Replay, OfWhatWasFlaggedTakesThePassesThatHaveIt) {
   const std::string fault = "rope-position-off-by-one-in-decode@layer=3";
   const std::string trace = traced("bard-qwen3", DType::bf16, fault, TraceLevel::flagged);

@@ -5,9 +5,12 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
+#include "src/replay/repro_folder.h"
 #include "src/weights/safetensors.h"
 #include "tests/judged.h"
 #include "tests/lockstep_binary.h"
@@ -91,6 +94,70 @@ TEST(Repro, OfAProductKeepsTheInputsThatShowIt) {
   EXPECT_LE(inputs.tensors().at("weight").shape[1], 5) << "the inputs that are left out";
 }
 
+// The numbers of the elements are no argument of the op, whatever its arguments are called.
+TEST(Repro, OfAnOpThatIsToldByAnIndexWhatToRead) {
+  struct Case {
+    const char *model, *point;
+    int layer;
+  };
+  const std::string right = built_path("tests/opcheck/ours.so");
+  for (const auto& [model, point, layer] :
+       std::to_array<Case>({{"bard-qwen3", "embed", -1},
+                            {"tiny/qwen3-moe", "mlp.weights", 1},
+                            {"tiny/qwen3-moe", "mlp.expert_gate", 1}})) {
+    const ReproOptions options =
+        asked(traced(model, 20), model, "by_index", point, layer, fmt::format("by-{}", point));
+    EXPECT_TRUE(make_repro(options).own_is_right) << point;
+    EXPECT_EQ(statuses_of(options.folder, options.of.ops), std::pair(1, 1)) << point;
+    EXPECT_EQ(statuses_of(options.folder, right), std::pair(0, 0))
+        << point << text_of(options.folder + "/c");
+    const SafeTensors inputs(options.folder + "/inputs.safetensors");
+    EXPECT_EQ(inputs.tensors().at("index").dtype, DType::i32) << point << ": those of the op";
+  }
+}
+
+// A row at position 16 is the first that is wrong, and its position must be the folder's too.
+TEST(Repro, OfARotationThatIsWrongByPosition) {
+  for (const char* point : {"attn.q_rope", "attn.k_rope"}) {
+    const ReproOptions options = asked(traced("bard-qwen3", 20), "bard-qwen3", "by_index", point, 1,
+                                       fmt::format("by-{}", point));
+    const ReproResult result = make_repro(options);
+    EXPECT_GE(result.worst.index.at(0), 16) << point;
+    EXPECT_TRUE(result.own_is_right) << point;
+    EXPECT_EQ(statuses_of(options.folder, options.of.ops), std::pair(1, 1)) << point;
+    EXPECT_EQ(statuses_of(options.folder, built_path("tests/opcheck/ours.so")), std::pair(0, 0))
+        << point << text_of(options.folder + "/c");
+  }
+}
+
+// A sum beyond what fp16 holds is Infinity in a right op too, of the same sign.
+TEST(Repro, CountsNoOverflowThatIsDue) {
+  const auto numbers = [](std::vector<float> x) {
+    Tensor tensor({1, std::ssize(x)}, DType::f16);
+    for (size_t i = 0; i < x.size(); ++i) tensor.as<uint16_t>()[i] = to_float16(x[i]).bits;
+    return tensor;
+  };
+  CapturedCall call{.function = "add", .point = "attn.residual", .layer = 0};
+  call.outputs.push_back({"out", numbers({0, 0, 0})});
+  call.inputs.push_back({"a", numbers({60000, -60000, 3})});
+  call.inputs.push_back({"b", numbers({60000, -60000, 4})});
+  call.arguments = {{CapturedCall::Argument::Type::tensor, 0, 1},
+                    {CapturedCall::Argument::Type::tensor, 1, 1}};
+  const double inf = std::numeric_limits<double>::infinity();
+  CaseElements elements{.rows = {{0, 0}}, .outputs = {}, .want = {}, .limit = {}, .got = {}};
+  elements.outputs.push_back({.argument = "out", .dtype = DType::f16, .row_size = 3, .at = {0}});
+  elements.want = {120000, -120000, 7};
+  elements.limit = {32, 32, 0.01};
+  elements.got = {inf, inf, 7};
+  EXPECT_EQ(elements.wrong(), std::vector<size_t>{1}) << "to the other side";
+  const std::string folder = temp_path("overflow");
+  write_repro(folder, call, picked_from(elements, call), {"an overflow", {}});
+  EXPECT_EQ(statuses_of(folder, built_path("tests/opcheck/ours.so")), std::pair(0, 0))
+      << text_of(folder + "/c");
+  EXPECT_EQ(statuses_of(folder, ""), std::pair(1, 1));
+  EXPECT_TRUE(text_of(folder + "/c").starts_with("stored: 1 of 3")) << text_of(folder + "/c");
+}
+
 TEST(Repro, OfTheFirstFindingShowsWhatTheTraceHas) {
   const std::string trace = traced("bard-qwen3", 24, "qk-norm-over-16-wide-blocks@layer=3");
   ReproOptions options = asked(trace, "bard-qwen3", "", "", -1, "first");
@@ -150,6 +217,35 @@ TEST(Repro, SaysWhyThereIsNone) {
                    " --out " + temp_path("")),
               "is there already");
   EXPECT_FALSE(std::filesystem::exists(temp_path("none")));
+}
+
+TEST(Repro, LeavesNoFolderThatIsNotWhole) {
+  const std::string trace = traced("bard-qwen3", 20), folder = temp_path("half");
+  const std::string call = built_path("lockstep") + " repro " + trace + " --model " +
+                           data_path("bard-qwen3") + " --point mlp.norm --layer 1 --ops " +
+                           built_path("plugin_wrong_rms_norm.so") + " --out " + folder;
+  // A file may have one block, as on a disk that is full soon.
+  const int full = std::system(("sh -c \"trap '' XFSZ; ulimit -f 1; " + call + "\" 2>&1").c_str());
+  EXPECT_EQ(WEXITSTATUS(full), 2);
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+  std::filesystem::create_directory(folder + ".part");
+  EXPECT_EQ(WEXITSTATUS(std::system((call + " 2>/dev/null").c_str())), 2);
+  std::filesystem::remove(folder + ".part");
+  EXPECT_EQ(WEXITSTATUS(std::system((call + "/").c_str())), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/repro.py"));
+  EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+}
+
+// The commands are for a shell, whatever the folder's name is.
+TEST(Repro, PrintsCommandsThatRun) {
+  ReproResult result{.folder = "it's a bug", .place = {&point("mlp.norm"), 1}};
+  result.worst = {.index = {0, 0}, .want = -std::nan(""), .got = -std::nan(""), .budgets = 2};
+  const std::string text = text_of(document_of(result), "table");
+  EXPECT_NE(text.find("cc 'it'\\''s a bug/repro.c' -o 'it'\\''s a bug/repro' -ldl"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("want NaN, got NaN, 2 x its budget"), std::string::npos) << text;
 }
 
 TEST(Repro, PrintsWhatItsSchemaSays) {

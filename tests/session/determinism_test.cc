@@ -135,6 +135,38 @@ TEST(Determinism, AnOpWhoseBitsAreChanceIsNamed) {
   EXPECT_GT(act.ulps, 0);
 }
 
+// Attention reads what it is given and is right: the cache is what varies.
+TEST(Determinism, AWriteToTheCacheThatIsChanceIsNamed) {
+  auto calls = std::make_shared<std::atomic<int>>(0);
+  Ops ops = cpu_ops();
+  ops.kv_write = [inner = ops.kv_write, calls](const OpContext& context, KvCache cache,
+                                               TensorView k, TensorView v, TensorView slots) {
+    inner(context, cache, k, v, slots);
+    if (context.layer == 1 && calls->fetch_add(1) % 5 == 1)
+      cache.v.as<uint16_t>()[slots.as<const int64_t>()[0] * v.row_size() + 3] ^= 1;
+  };
+  const Determinism result = run_determinism(run_of("bard-qwen2.5", std::move(ops)));
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
+  EXPECT_TRUE(result.story.starts_with("layer 1 attn.kv depends on chance")) << result.story;
+  const OpBits& kv = bits_of(result, {&point("attn.kv"), 1});
+  EXPECT_EQ(kv.depends_on, std::vector<Circumstance>{Circumstance::nothing});
+  EXPECT_EQ(kv.ulps, 1);
+}
+
+TEST(Determinism, AChoiceOfTokensThatIsChanceIsNamed) {
+  auto calls = std::make_shared<std::atomic<int>>(0);
+  Ops ops = cpu_ops();
+  ops.argmax = [inner = ops.argmax, calls](const OpContext& context, TensorView out,
+                                           TensorView logits) {
+    inner(context, out, logits);
+    if (calls->fetch_add(1) % 5 == 4) out.as<int32_t>()[0] ^= 1;
+  };
+  const Determinism result = run_determinism(run_of("bard-qwen3", std::move(ops)));
+  EXPECT_EQ(result.verdict, RunVerdict::diverged);
+  EXPECT_EQ(broken(result), std::vector<std::string>{"token"});
+  EXPECT_TRUE(result.story.starts_with("token depends on chance")) << result.story;
+}
+
 TEST(Determinism, AnOpThatDependsOnItsPlaceInTheBatchIsNamed) {
   Ops ops = cpu_ops();
   ops.add = [inner = ops.add](const OpContext& context, TensorView out, TensorView a,
