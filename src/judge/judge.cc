@@ -280,7 +280,7 @@ bool Judge::State::leaves_rows_unjudged(const Place& place, int32_t request) con
 // A node's outcome is graded by the origin of its inputs, entered, and becomes the origin of those
 // after it. A finding over a region of hidden ops blames them too, and a right one clears them.
 bool Judge::State::settle(Pending& pending, const Judged& judged) {
-  bool found = false, unjudged = pending.outcomes.empty();
+  bool found = false, unjudged = pending.outcomes.empty() && !options.inputs_are_given;
   Ancestry::Origin origin = ancestry.of_inputs(pending.place, pending.request);
   if (!pending.outcomes.empty()) {
     const Place& place = ledger.places()[pending.place];

@@ -59,6 +59,9 @@ struct JudgeOptions {
   // Whether an op may store the largest number where its exact result overflows to Inf, as engines
   // do that clamp. Ops that are declared to round as IEEE 754 says may not.
   bool may_saturate = true;
+  // Whether what is outside of the selection was made up as the inputs of an op, so that nobody
+  // need have judged who made its NaN or Inf.
+  bool inputs_are_given = false;
   // Called as each layer of a pass is reached, with what is done to it. May be empty.
   std::function<void(std::string_view doing, int layer)> progress = {};
 };

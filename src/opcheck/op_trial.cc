@@ -50,7 +50,8 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
   JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
                      .threads = options.threads,
                      .contracts = contracts_of_preset("fused"),
-                     .may_saturate = false};
+                     .may_saturate = false,
+                     .inputs_are_given = true};
   ask_for(options.rounding, judge);
   // The models of an op's cases have other points each.
   std::erase_if(judge.rounding, [&](const PointRounding& asked) {
