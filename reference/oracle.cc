@@ -61,6 +61,7 @@ class OpOracle final : public Oracle {
 
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
+  int64_t chosen_experts() const override { return config_.experts.chosen; }
   Exact evaluate(const OracleCall& call) override {
     Exact result;
     in_torch([&] {

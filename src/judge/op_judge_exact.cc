@@ -30,6 +30,14 @@ NodeOutcome OpJudge::judge_indices(const Place& place, const std::vector<Place>&
   const SelectedRows values(tensor_of(inputs.at(0), pass, node.request), node.rows);
   const SelectedRows chosen(pass.seen.tensor(place, node.request), node.rows);
   const SelectedRows deviation(hidden ? &hidden->deviation : nullptr, node.rows);
+  // The largest of fewer than the model takes are chosen well, and are not what it computes with.
+  const int64_t wanted = oracle_.chosen_experts();
+  if (place.point->op == OpKind::top_k && chosen.view().shape[1] != wanted) {
+    misshapen_.insert(key_of(place));
+    return structural(
+        fmt::format("{} experts a token were wanted, found {}", wanted, chosen.view().shape[1]),
+        node.rows.front().position);
+  }
   ChoiceOutcome outcome = judge_choice(node, place.point->op == OpKind::argmax, options_.ties,
                                        values.view(), chosen.view(), deviation.view());
   if (outcome.width > 0) {

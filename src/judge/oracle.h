@@ -126,6 +126,8 @@ class Oracle {
   virtual Graph graph() const = 0;
   // Whether the linear op of that place adds a bias.
   virtual bool has_bias(const Place& place) const = 0;
+  // How many experts each token goes to; 0: the model has none.
+  virtual int64_t chosen_experts() const = 0;
   // Rows of several requests may be mixed, except for attention. Ops: gather, angles, norm, linear,
   // rope, attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k
   // are exact by their inputs alone and are never asked for.

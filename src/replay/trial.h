@@ -22,6 +22,7 @@ class SharedOracle final : public Oracle {
 
   Graph graph() const override { return oracle_.graph(); }
   bool has_bias(const Place& place) const override { return oracle_.has_bias(place); }
+  int64_t chosen_experts() const override { return oracle_.chosen_experts(); }
   Exact evaluate(const OracleCall& call) override;
 
   struct Answer {

@@ -23,6 +23,7 @@ class HalvingOracle final : public Oracle {
   HalvingOracle(Oracle& right, Place place) : right_(right), place_(place) {}
   Graph graph() const override { return right_.graph(); }
   bool has_bias(const Place& place) const override { return right_.has_bias(place); }
+  int64_t chosen_experts() const override { return right_.chosen_experts(); }
   Exact evaluate(const OracleCall& call) override {
     Exact exact = right_.evaluate(call);
     if (!(call.place == place_) || exact.want.empty()) return exact;

@@ -67,6 +67,7 @@ class RememberingOracle final : public Oracle {
   explicit RememberingOracle(Oracle& oracle) : oracle_(oracle) {}
   Graph graph() const override { return oracle_.graph(); }
   bool has_bias(const Place& place) const override { return oracle_.has_bias(place); }
+  int64_t chosen_experts() const override { return oracle_.chosen_experts(); }
   Exact evaluate(const OracleCall& call) override {
     std::vector<std::pair<int32_t, int32_t>> rows;
     for (const Row& row : call.rows) rows.emplace_back(row.request, row.position);

@@ -82,6 +82,7 @@ class MadeUpOracle final : public Oracle {
   explicit MadeUpOracle(const MadeUp& made_up) : case_(made_up) {}
   Graph graph() const override { return qwen_graph({.layers = case_.layers}); }
   bool has_bias(const Place&) const override { return false; }
+  int64_t chosen_experts() const override { return 0; }
   Exact evaluate(const OracleCall& call) override {
     std::vector<double> want;
     for (const Row& row : call.rows)

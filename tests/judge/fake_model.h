@@ -44,6 +44,7 @@ class FakeOracle : public Oracle {
  public:
   Graph graph() const override { return qwen_graph({2, true}); }
   bool has_bias(const Place&) const override { return false; }
+  int64_t chosen_experts() const override { return 0; }
 
   Exact evaluate(const OracleCall& call) override {
     ++calls;

@@ -24,6 +24,7 @@ class Distant final : public Oracle {
   Distant(Oracle& of, bool measures) : of_(of), measures_(measures) {}
   Graph graph() const override { return of_.graph(); }
   bool has_bias(const Place& place) const override { return of_.has_bias(place); }
+  int64_t chosen_experts() const override { return of_.chosen_experts(); }
   bool on_device() const override { return measures_; }
   Exact evaluate(const OracleCall& call) override {
     Exact exact = of_.evaluate(call);

@@ -186,6 +186,7 @@ class WrongLibrary final : public ReferenceLibrary {
     Wrong(std::unique_ptr<Oracle> right, Place place) : right_(std::move(right)), place_(place) {}
     Graph graph() const override { return right_->graph(); }
     bool has_bias(const Place& place) const override { return right_->has_bias(place); }
+    int64_t chosen_experts() const override { return right_->chosen_experts(); }
     Exact evaluate(const OracleCall& call) override {
       Exact exact = right_->evaluate(call);
       const auto row = std::ranges::find(call.rows, Row{0, 8}) - call.rows.begin();

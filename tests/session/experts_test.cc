@@ -108,6 +108,27 @@ TEST_F(Experts, KeptInAnotherDtypeAreStructural) {
   EXPECT_EQ(result.first->verdict, Verdict::structural);
 }
 
+TEST_F(Experts, FewerThanTheModelTakesAreStructuralAndWhatReadsThemIsNotJudged) {
+  const Result result = judge(cpu_ops(), [](Pass& pass) {
+    for (RecordedTensor& tensor : pass.tensors) {
+      if (!(*tensor.point == point("mlp.experts") && tensor.layer == 1)) continue;
+      const int64_t rows = tensor.shape[0], k = tensor.shape[1];
+      Tensor first({rows, 1}, DType::i32);
+      for (int64_t t = 0; t < rows; ++t)
+        first.view().as<int32_t>()[t] = tensor.data.as<int32_t>()[t * k];
+      tensor.shape = first.view().shape;
+      tensor.data = std::move(first);
+    }
+  });
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(result.first->node.place.point->name, "mlp.experts");
+  EXPECT_EQ(result.first->verdict, Verdict::structural);
+  EXPECT_NE(result.story.find("2 experts a token were wanted, found 1"), std::string::npos)
+      << result.story;
+  // The choice itself was compared with nothing either.
+  EXPECT_EQ(result.expected - result.judged, 6 * 2);
+}
+
 // The middle one of three layers has one MLP, with weights that the embedding lends.
 Checkpoint mixed() {
   const auto change = [](StoredWeights& weights) {

@@ -23,6 +23,7 @@ class RankOracle final : public Oracle {
   Oracle& whole() { return *whole_; }
   Graph graph() const override { return graph_; }
   bool has_bias(const Place& place) const override;
+  int64_t chosen_experts() const override { return whole_->chosen_experts(); }
   Exact evaluate(const OracleCall& call) override;
 
  private:

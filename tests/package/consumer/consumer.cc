@@ -20,6 +20,7 @@ class TableOracle final : public Oracle {
     return graph;
   }
   bool has_bias(const Place&) const override { return false; }
+  int64_t chosen_experts() const override { return 0; }
   Exact evaluate(const OracleCall& call) override {
     std::vector<double> want;
     for (const int32_t token : call.tokens) want.insert(want.end(), 4, token);
