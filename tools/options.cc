@@ -223,7 +223,8 @@ void add_observe_options(CLI::App& app, ObserveOptions& options) {
   const CLI::Option* keep =
       add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
                  "what a trace keeps: digests, and the tensors of what is wrong or all (" +
-                     options.keep + "; .journal: digest)");
+                     options.keep + "; .journal: digest)")
+          ->needs(trace);
   add_selection_options(app, options);
   app.parse_complete_callback([&options, keep] {
     // A journal alone has no tensors.

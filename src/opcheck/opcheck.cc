@@ -20,6 +20,7 @@
 #include "src/opcheck/one_op.h"
 #include "src/replay/passes_reader.h"
 #include "src/replay/repro.h"
+#include "src/replay/repro_folder.h"
 #include "src/report/output.h"
 #include "src/session/device.h"
 
@@ -62,6 +63,7 @@ class Checker {
 
  private:
   std::vector<std::string> names() const;
+  std::string folder_of(const std::string& op) const { return options_.folder + "/" + op; }
   OpsResult::Account account(const std::string& op);
   void try_case(const GridCase& shape, DType dtype, const OneOp& one);
   void look_into(OpTrial& trial, const GridCase& shape, DType dtype, OpTrial::Verdict verdict);
@@ -101,7 +103,10 @@ OpsResult Checker::result() {
   const auto begin = std::chrono::steady_clock::now();
   OpsResult result{.library = options_.library, .device = device_.text()};
   for (const DType dtype : dtypes_) result.dtypes.emplace_back(name_of(dtype));
-  for (const std::string& op : names()) result.ops.push_back(account(op));
+  const std::vector<std::string> ops = names();
+  if (!options_.folder.empty())
+    for (const std::string& op : ops) check_repro_folder(folder_of(op));
+  for (const std::string& op : ops) result.ops.push_back(account(op));
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }
@@ -244,7 +249,7 @@ void Checker::write_repro_of_first() {
                                 .device = options_.device,
                                 .threads = options_.threads,
                                 .rounding = options_.rounding},
-                         .folder = options_.folder + "/" + account_.op,
+                         .folder = folder_of(account_.op),
                          .op = account_.op};
     make_repro(options, data.checkpoint,
                {reader_of(data.manifest, std::move(data.passes)), std::move(manifest)},

@@ -14,11 +14,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "kernels/base/check.h"
 #include "src/judge/presets.h"
 #include "src/replay/bundle.h"
 #include "src/replay/bundle_arrays.h"
+#include "src/replay/found_cache.h"
 #include "src/replay/replay_source.h"
 #include "src/report/output.h"
 #include "src/session/device.h"
@@ -128,6 +130,10 @@ class Replay {
     opened_.fill_in(oracle_->graph(), options.trace);
     place_ = place_of(options_, opened_.manifest.graph);
     selection_ = here_of(options_, place_);
+    if (place_.point->is_cache()) {
+      const std::vector<Place> read = opened_.manifest.graph.inputs_of(place_);
+      found_.emplace(place_, read.at(0), read.at(1));
+    }
     std::vector<Implementation> all = implementations_of(options_, device_, place_);
     add_trials(all);
     runner_ = std::make_unique<OpRunner>(
@@ -139,7 +145,7 @@ class Replay {
 
  private:
   void add_trials(const std::vector<Implementation>& all);
-  void add(const Pass& pass, ReplayResult& result);
+  void add(const Pass& whole, ReplayResult& result);
 
   ReplayOptions options_;
   bool is_bundle_;
@@ -155,6 +161,7 @@ class Replay {
   Progress progress_;
   Place place_;
   Selection selection_;
+  std::optional<FoundCache> found_;  // of an op that writes a cache
   std::unique_ptr<OpRunner> runner_;
   std::vector<std::unique_ptr<Trial>> trials_;  // of the trace, then of the runner's
 };
@@ -177,8 +184,9 @@ void Replay::add_trials(const std::vector<Implementation>& all) {
 
 // Every trial sees every pass, also those whose rows are not asked for: what was written to the
 // cache earlier is what attention reads later.
-void Replay::add(const Pass& pass, ReplayResult& result) {
+void Replay::add(const Pass& whole, ReplayResult& result) {
   shared_.forget();
+  const Pass pass = found_ ? found_->without_found(whole) : whole;
   for (const RecordedTensor& tensor : pass.tensors)
     stored_ = stored_ || Place{tensor.point, tensor.layer} == place_;
   // The trace's own trial comes first, as the others read the history that it keeps.
@@ -188,7 +196,7 @@ void Replay::add(const Pass& pass, ReplayResult& result) {
     return;
   }
   ++result.of_passes;
-  const OpInputs inputs(pass, place_, opened_.manifest.graph, trials_[0]->history(),
+  const OpInputs inputs(whole, place_, opened_.manifest.graph, trials_[0]->history(),
                         run_facts_of(opened_.manifest).page_size);
   // The others get the pass without a result, so that their nodes are expected and not judged.
   if (!inputs.lacking().empty()) {
@@ -201,7 +209,8 @@ void Replay::add(const Pass& pass, ReplayResult& result) {
   for (size_t i = 1; i < trials_.size(); ++i) {
     OpRunner::Made made = runner_->run(i - 1, inputs);
     trials_[i]->took(made.seconds);
-    trials_[i]->add(with(pass, place_, std::move(made.tensors)), &pass);
+    if (found_) made.tensors = found_->without_given(std::move(made.tensors), whole, inputs.rows());
+    trials_[i]->add(with(pass, place_, std::move(made.tensors)), &whole);
   }
 }
 

@@ -264,6 +264,7 @@ ReproResult Maker::result() {
 }  // namespace
 
 ReproResult make_repro(const ReproOptions& options, Detail detail) {
+  check_repro_folder(options.folder);
   const Checkpoint checkpoint = Checkpoint::open(options.of.model);
   ReproOptions named = options;
   if (named.of.point.empty()) name_first(named.of, checkpoint, detail);

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -319,15 +320,15 @@ std::string readme_of(const CapturedCall& call, const ReproStory& story) {
       story.title, fmt::join(story.lines, "\n"), call.function);
 }
 
+std::string part_of(const std::string& folder) {
+  return folder.substr(0, folder.find_last_not_of('/') + 1) + ".part";
+}
+
 // Writes the files beside, as FOLDER.part, and gives them their name when all are whole.
 void put_folder(const std::string& folder,
                 const std::vector<std::pair<std::string, std::string>>& files) {
   namespace fs = std::filesystem;
-  const std::string part = folder.substr(0, folder.find_last_not_of('/') + 1) + ".part";
-  check(!fs::exists(part),
-        "{} is there already, and is where {} would be made: remove it, or name another folder "
-        "with --out",
-        part, folder);
+  const std::string part = part_of(folder);
   std::error_code failed, ignored;
   fs::create_directories(part, failed);
   check(!failed, "{} cannot be made ({}): name another folder with --out", folder,
@@ -345,11 +346,34 @@ void put_folder(const std::string& folder,
 
 }  // namespace
 
+void check_repro_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const fs::file_status found = fs::symlink_status(folder, failed);
+  check(found.type() != fs::file_type::none,
+        "{} cannot be made ({}): name another folder with --out", folder, failed.message());
+  check(!fs::exists(found) || (fs::is_directory(found) && fs::is_empty(folder, failed)),
+        "{} is there already: name a new folder with --out", folder);
+  const std::string part = part_of(folder);
+  check(!fs::exists(fs::symlink_status(part, failed)),
+        "{} is there already, and is where {} would be made: remove it, or name another folder "
+        "with --out",
+        part, folder);
+  fs::path above = fs::absolute(part).parent_path();
+  while (!fs::exists(fs::status(above, failed)) && above.has_relative_path())
+    above = above.parent_path();
+  check(fs::is_directory(above, failed),
+        "{} cannot be made, for {} is no folder: name another one "
+        "with --out",
+        folder, above.string());
+  check(access(above.c_str(), W_OK | X_OK) == 0,
+        "{} cannot be made, for {} cannot be written to: name another folder with --out", folder,
+        above.string());
+}
+
 int64_t write_repro(const std::string& folder, const CapturedCall& call,
                     const ReproElements& elements, const ReproStory& story) {
-  namespace fs = std::filesystem;
-  check(!fs::exists(folder) || (fs::is_directory(folder) && fs::is_empty(folder)),
-        "{} is there already: name a new folder with --out", folder);
+  check_repro_folder(folder);
   Folder made(call, elements);
   made.pack();
   const std::string in_c =

@@ -28,9 +28,13 @@ struct ReproStory {
   std::vector<std::string> lines;  // how it was reduced, who is right on it
 };
 
-// Writes the folder, which must not be there or be empty: inputs.safetensors, repro.c, repro.py and
-// README.md. Of tensors only what is not 0, and of products' weights only what the elements need,
-// is written. Returns its bytes. Throws Error when it cannot. The folder is made beside, as
+// Throws Error where the folder cannot be made: it is there and not empty, or is a file or a link,
+// or lies in no folder that may be written to. So a command says so before it computes for minutes.
+void check_repro_folder(const std::string& folder);
+
+// Writes the folder, which check_repro_folder() lets pass: inputs.safetensors, repro.c, repro.py
+// and README.md. Of tensors only what is not 0, and of products' weights only what the elements
+// need, is written. Returns its bytes. Throws Error when it cannot. The folder is made beside, as
 // FOLDER.part, and gets its name when it is whole; a failure leaves nothing.
 int64_t write_repro(const std::string& folder, const CapturedCall& call,
                     const ReproElements& elements, const ReproStory& story);

@@ -28,7 +28,10 @@ struct SelectedRow {
   std::vector<int64_t> offsets;
   std::vector<double> numbers;
 };
-using Rows = std::map<RowKey, SelectedRow>;
+struct Rows {
+  std::map<RowKey, SelectedRow> with_numbers;
+  std::map<std::pair<int, int>, int64_t> of_hashes;  // how many have no numbers, by point and layer
+};
 
 // Two reads of a pass, the first without numbers: most passes hold nothing that is wanted. A row
 // that occurs twice (a prompt computed again) is told apart by its number.
@@ -43,18 +46,22 @@ Rows rows_of(TraceReader& trace, const InspectOptions& options) {
     if (std::ranges::none_of(trace.read(i, /*data=*/false).tensors, is_wanted)) continue;
     const Pass pass = trace.read(i, /*data=*/true);
     for (const RecordedTensor& t : pass.tensors) {
-      if (!is_wanted(t) || t.data.view().empty()) continue;
+      if (!is_wanted(t)) continue;
       const TensorView data = t.data.view();
       const std::vector<int64_t> offsets = filter.offsets(t);
       for (size_t r = 0; r < t.rows.size(); ++r) {
         const Row& row = t.rows[r];
         if (!selection.has(row) || !filter.has(row)) continue;
+        if (data.empty()) {
+          ++rows.of_hashes[{t.point->order(), t.layer}];
+          continue;
+        }
         SelectedRow selected{pass.info.pass, t.point, t.shape, offsets, {}};
         for (const int64_t offset : offsets)
           selected.numbers.push_back(value_at(data, r * data.row_size() + offset));
         RowKey key{t.point->order(), t.layer, row.request, row.position, 0};
-        while (rows.contains(key)) ++std::get<4>(key);
-        rows.emplace(key, std::move(selected));
+        while (rows.with_numbers.contains(key)) ++std::get<4>(key);
+        rows.with_numbers.emplace(key, std::move(selected));
       }
     }
   }
@@ -117,13 +124,29 @@ Table table_of(const std::map<std::pair<int, int>, PlaceDifference>& places) {
   return table;
 }
 
+void add_largest(const std::vector<Difference>& largest, const std::map<RowKey, SelectedRow>& a,
+                 std::vector<Block>& blocks) {
+  if (largest.empty()) return;
+  blocks.push_back(Heading{fmt::format("the {} largest differences:", largest.size())});
+  Table table{{"layer", "point", "request", "position", "index", "a", "b", "|a-b|"}, {}, "{:.9g}"};
+  for (const Difference& d : largest) {
+    const auto& [point, layer, request, position, nth] = d.key;
+    table.rows.push_back({layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}),
+                          std::string(kPoints[point].name), int64_t{request}, int64_t{position},
+                          index_text(a.at(d.key).shape, d.offset), d.a, d.b, std::fabs(d.a - d.b)});
+  }
+  blocks.push_back(std::move(table));
+}
+
 }  // namespace
 
 // Rows meet by place, request and position, whatever pass they were in: chunks and batches of two
-// runs differ.
-std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
-                                 const InspectOptions& options) {
-  const Rows a = rows_of(trace, options), b = rows_of(other, options);
+// runs differ. A row that one trace has alone is a difference, unless the other may have it without
+// its numbers.
+Comparison compared_with(TraceReader& other, TraceReader& trace, const InspectOptions& options) {
+  const Rows in_a = rows_of(trace, options), in_b = rows_of(other, options);
+  const auto &a = in_a.with_numbers, &b = in_b.with_numbers;
+  Comparison compared;
   std::map<std::pair<int, int>, PlaceDifference> places;
   std::vector<Difference> largest;
   int64_t common = 0;
@@ -145,18 +168,20 @@ std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
         "{} and {} have no row with numbers in common in what is selected: both must have been "
         "recorded with --keep full",
         options.path, options.against);
-  std::vector<Block> blocks{table_of(places)};
-  if (largest.empty()) return blocks;
-  blocks.push_back(Heading{fmt::format("the {} largest differences:", largest.size())});
-  Table table{{"layer", "point", "request", "position", "index", "a", "b", "|a-b|"}, {}, "{:.9g}"};
-  for (const Difference& d : largest) {
-    const auto& [point, layer, request, position, nth] = d.key;
-    table.rows.push_back({layer < 0 ? Cell(std::string("-")) : Cell(int64_t{layer}),
-                          std::string(kPoints[point].name), int64_t{request}, int64_t{position},
-                          index_text(a.at(d.key).shape, d.offset), d.a, d.b, std::fabs(d.a - d.b)});
+  for (const auto& [place, sum] : places) {
+    const bool all = !in_a.of_hashes.contains(place) && !in_b.of_hashes.contains(place);
+    compared.differs = compared.differs || sum.equal < sum.rows || (all && sum.alone > 0);
   }
-  blocks.push_back(std::move(table));
-  return blocks;
+  compared.blocks.emplace_back(table_of(places));
+  add_largest(largest, a, compared.blocks);
+  for (const auto* all : {&in_a.of_hashes, &in_b.of_hashes})
+    for (const auto& [place, rows] : *all) compared.of_hashes += rows;
+  if (compared.of_hashes > 0)
+    compared.blocks.push_back(Paragraph{fmt::format(
+        "not compared: {} selected rows of the two, whose numbers were not kept; record both with "
+        "--keep full",
+        compared.of_hashes)});
+  return compared;
 }
 
 }  // namespace lockstep

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <utility>
+
 #include "kernels/base/check.h"
 #include "probes/digest.h"
 #include "src/report/npy.h"
@@ -62,13 +64,19 @@ void add_selected(TraceReader& trace, const InspectOptions& options, std::vector
 }
 
 // Elements are compared with their like, so that pairs have to lie in one order.
-std::vector<Block> beside_another(TraceReader& trace, const InspectOptions& options) {
+void add_another(TraceReader& trace, const InspectOptions& options, Inspected& inspected) {
   const std::unique_ptr<TraceReader> other = open_trace(options.against);
   const AlikePairs alike(trace, *other);
-  std::vector<Block> blocks = compared_with(alike.b(), alike.a(), options);
+  Comparison compared = compared_with(alike.b(), alike.a(), options);
+  inspected.document.blocks = std::move(compared.blocks);
+  std::vector<Block>& blocks = inspected.document.blocks;
   if (const std::string pairs = alike.sentence(); !pairs.empty())
     blocks.push_back(Paragraph{pairs});
-  return blocks;
+  for (const std::string& problem : other->problems())
+    blocks.push_back(Paragraph{fmt::format("{}: {}", options.against, problem)});
+  inspected.whole = inspected.whole && other->complete();
+  inspected.differs = compared.differs;
+  inspected.compared_all = compared.of_hashes == 0;
 }
 
 void add_whole(TraceReader& trace, const InspectOptions& options, Document& document) {
@@ -80,8 +88,9 @@ void add_whole(TraceReader& trace, const InspectOptions& options, Document& docu
 }  // namespace
 
 // One question at a time, the most particular option first; an overview when none asks.
-Document inspect(TraceReader& trace, const InspectOptions& options) {
-  Document document;
+Inspected inspect(TraceReader& trace, const InspectOptions& options) {
+  Inspected inspected{.document = {}, .whole = trace.complete()};
+  Document& document = inspected.document;
   std::vector<Block>& blocks = document.blocks;
   const auto& provenance = trace.manifest().provenance;
   if (options.passes)
@@ -89,13 +98,19 @@ Document inspect(TraceReader& trace, const InspectOptions& options) {
   else if (options.provenance)
     blocks.push_back(KeyValues{{provenance.begin(), provenance.end()}});
   else if (!options.against.empty())
-    blocks = beside_another(trace, options);
+    add_another(trace, options, inspected);
   else if (options.selects() || options.values || !options.npy.empty())
     add_selected(trace, options, blocks);
   else
     add_whole(trace, options, document);
   add_ending(trace, blocks);
-  return document;
+  return inspected;
+}
+
+int exit_status(const Inspected& inspected) {
+  if (!inspected.whole) return 2;
+  if (inspected.differs) return 1;
+  return inspected.compared_all ? 0 : 2;
 }
 
 }  // namespace lockstep

@@ -29,11 +29,23 @@ struct InspectOptions {
   bool has(const RecordedTensor& t) const { return layers.empty() || t.layer >= 0; }
 };
 
+// The answer to what was asked of a trace.
+struct Inspected {
+  Document document;
+  bool whole = true;         // so is each trace that was read
+  bool differs = false;      // they do, with --against
+  bool compared_all = true;  // nothing that is selected lacked the numbers to be compared
+};
+
 // Without a selection the trace at a glance, and as data a line for every place, in graph order;
 // with one a line for every tensor that has selected rows, a picture of the numbers, their
 // magnitudes and the largest, or every number. In a format other than the table's, one table alone.
 // Writes --npy. Throws Error when nothing is selected, or when numbers are wanted and the trace has
 // none.
-Document inspect(TraceReader& trace, const InspectOptions& options);
+Inspected inspect(TraceReader& trace, const InspectOptions& options);
+
+// 0; with --against 1 where the two differ; 2 where a trace is not whole, or where no difference
+// was found in what could be compared and there is more.
+int exit_status(const Inspected& inspected);
 
 }  // namespace lockstep

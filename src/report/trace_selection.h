@@ -55,8 +55,13 @@ Table with_digest_columns(std::vector<Table::Column> columns);
 void append_digest(const Digest& digest, std::vector<Cell>& row);
 
 // The selected rows of two traces side by side: bits and differences by place, then the largest
-// differences. Throws Error when they have no row in common.
-std::vector<Block> compared_with(TraceReader& other, TraceReader& trace,
-                                 const InspectOptions& options);
+// differences.
+struct Comparison {
+  std::vector<Block> blocks;
+  bool differs = false;   // bits of a row that both have, or a row that one of them has not
+  int64_t of_hashes = 0;  // rows that have no numbers to compare, of both traces together
+};
+// Throws Error when they have no row in common.
+Comparison compared_with(TraceReader& other, TraceReader& trace, const InspectOptions& options);
 
 }  // namespace lockstep

@@ -65,7 +65,7 @@ std::string page_of_file(const std::string& path) {
   const auto trace = open_trace(path);
   // A verdict on what was whole is none on what is left of it.
   const std::string kept = trace->complete() ? read_kept_result(path) : "";
-  return kept.empty() ? render_html(inspect(*trace, {.path = path}))
+  return kept.empty() ? render_html(inspect(*trace, {.path = path}).document)
                       : page_of(result_from_json(kept, path));
 }
 

@@ -233,6 +233,27 @@ TEST(Ops, HaveTheirSmallestWrongCaseInAFolder) {
   EXPECT_NE(beside.no_folder.find("sentence"), std::string::npos) << beside.no_folder;
 }
 
+// A library that crashes in its first case shows what is found out before.
+TEST(Ops, HaveTheirFoldersCheckedBeforeTheyAreTried) {
+  const TempFolder there;
+  there.write("file", "");
+  for (const char* folder : {"/half/rms_norm.part", "/full/rms_norm/bug", "/free/rms_norm"})
+    std::filesystem::create_directories(there.path() + folder);
+  const auto said = [&](const std::string& out) {
+    return trouble_of("ops " + library("crashing") + " --ops-only rms_norm --out " + there.path() +
+                      "/" + out);
+  };
+  const auto expect_said = [](const std::string& text, const std::string& wanted) {
+    EXPECT_NE(text.find(wanted), std::string::npos) << text;
+  };
+  expect_said(said("file"), there.path() + "/file is no folder: name another one with --out");
+  expect_said(said("file/bugs"), there.path() + "/file is no folder: name another one with --out");
+  expect_said(said("full"), there.path() + "/full/rms_norm is there already: name a new folder");
+  expect_said(said("half"), there.path() + "/half/rms_norm.part is there already, and is where");
+  expect_said(said("free"), "crashed with SIGSEGV");
+  expect_said(said("new/er"), "crashed with SIGSEGV");
+}
+
 TEST(Ops, ThatStoreSeveralTensorsHaveAFolderToo) {
   const std::string folder = temp_path("several"),
                     wrong = built_path("tests/replay/wrong/fused.so");

@@ -102,6 +102,19 @@ class Sentences(support.InFolder):
         with self.assertRaisesRegex(lockstep.LockstepError, "^rounding of add: 'nope' is no "
                                     "rounding contract: use fused, "):
             lockstep.check_op("add", RIGHT.add, rounding="nope")
+        self.refuse("rounding of add is the name of a contract, such as hf: found None", RIGHT.add,
+                    rounding=None)
+        for seed in ("x", 1.5, 1 << 70):
+            self.refuse(f"seed of add is a whole number of 64 bits: found {seed!r}", RIGHT.add,
+                        seed=seed)
+        self.refuse("'3' is no op: gather_rows", RIGHT.add, 3)
+
+    def test_of_a_device_before_anything_runs(self):
+        def runs(out, a, b):
+            self.fail("it was called")
+        for device in ("nope", "meta", "cuda:99", 2.5):
+            self.refuse("device of add is cpu, cuda or cuda:N, where torch has that: found "
+                        f"{device!r} (", runs, device=device)
 
     def test_of_what_a_function_does(self):
         def fails(out, a, b):

@@ -229,8 +229,30 @@ class Bundle(unittest.TestCase):
         self.assertEqual(trials["lockstep"]["worst"],
                          self.replayed(self.npz(arrays))[1]["lockstep"]["worst"])
         torch.save({"q": torch.zeros(2)}, self.path("lacking.pt"))
+        out = self.path("other.safetensors")
         self.assertIn("has no k, v", self.bundled(self.path("lacking.pt"), out))
         self.assertIn("is no file", self.bundled(self.path("none.pt"), out))
+
+    def test_it_takes_the_place_of_nothing(self):
+        sys.path.insert(0, PACKAGE)
+        import torch
+        from lockstep import LockstepError
+        from lockstep.bundle import write_bundle
+        torch.save({"q": torch.zeros(2)}, self.path("call.pt"))
+        weights, folder = self.path("model.safetensors"), self.path("call.safetensors")
+        pathlib.Path(weights).write_bytes(b"weights")
+        pathlib.Path(folder).mkdir()
+        nowhere = self.path("link.safetensors")
+        os.symlink(self.path("nothing"), nowhere)
+        for out, said in ((weights, "model.safetensors exists already: remove it or choose"),
+                          (nowhere, "link.safetensors exists already"),
+                          (folder, "call.safetensors is a folder: name the .safetensors file")):
+            with self.assertRaisesRegex(LockstepError, said):
+                write_bundle(out, {"q": np.zeros(2, np.float32)})
+            # Before the call is read, which may be large.
+            self.assertIn(said, self.bundled(self.path("none.pt"), out))
+        self.assertEqual(pathlib.Path(weights).read_bytes(), b"weights")
+        self.assertFalse(os.path.exists(self.path("nothing")))
 
     def bundled(self, source, out):
         done = subprocess.run([sys.executable, "-m", "lockstep", "bundle", source, out],

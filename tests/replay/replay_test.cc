@@ -138,6 +138,35 @@ TEST(Replay, GivesAnOpItsOwnPositions) {
   EXPECT_GE(result.trials[2].worst->index.at(0), 16);
 }
 
+// The write of position 7 goes to the slot of 6, which stays wrong for good, as 7 stays unwritten.
+// The writes after it are right, and an op that is given such a cache is not to blame for it.
+TEST(Replay, JudgesAWriteByTheRowsThatItWrites) {
+  const std::string misses = built_path("tests/replay/wrong/early_slot.so");
+  const auto written_by = [](const std::string& name, const std::string& more) {
+    const std::string path = temp_path(name);
+    const Outcome made =
+        call_lockstep("generate --model " + data_path("bard-qwen3") +
+                      " --tokens 5,6,7,8,9,10 --max-new 5 --page-size 8 --device cpu --keep full" +
+                      " --format json --trace " + path + more);
+    EXPECT_EQ(made.status, 0) << made.err;
+    ReplayOptions options = asked(path, "bard-qwen3", {&point("attn.kv"), 1});
+    options.device = "cpu";
+    return options;
+  };
+  const ReplayResult missed = replay(written_by("missed.h5", " --ops " + misses));
+  ASSERT_EQ(missed.trials.size(), 2u);
+  EXPECT_EQ(missed.trials[0].judged, 5);
+  EXPECT_EQ(missed.trials[0].wrong, 1) << "of the trace the pass that missed is wrong alone";
+  EXPECT_EQ(missed.trials[1].judged, 5);
+  EXPECT_EQ(missed.trials[1].wrong, 0) << story_of(missed);
+  ReplayOptions options = written_by("hit.h5", "");
+  options.ops = misses;
+  const ReplayResult hit = replay(options);
+  ASSERT_EQ(hit.trials.size(), 3u);
+  EXPECT_EQ(hit.trials[0].wrong + hit.trials[1].wrong, 0) << story_of(hit);
+  EXPECT_EQ(hit.trials[2].wrong, 1) << "the pass that it misses in";
+}
+
 TEST(Replay, OfWhatWasFlaggedTakesThePassesThatHaveIt) {
   const std::string fault = "rope-position-off-by-one-in-decode@layer=3";
   const std::string trace = traced("bard-qwen3", DType::bf16, fault, TraceLevel::flagged);

@@ -216,6 +216,10 @@ TEST(Repro, SaysWhyThereIsNone) {
   expect_said(call("--point mlp.norm --layer 1 --ops " + built_path("plugin_wrong_rms_norm.so") +
                    " --out " + temp_path("")),
               "is there already");
+  // The folder is looked at before the trace.
+  expect_said(trouble_of("repro " + temp_path("no.h5") + " --first --model " + temp_path("none") +
+                         " --out " + trace + "/bug"),
+              trace + " is no folder");
   EXPECT_FALSE(std::filesystem::exists(temp_path("none")));
 }
 

@@ -275,6 +275,15 @@ TEST(Lockstep, KeepsDigestsInAJournalUnlessTensorsAreAskedFor) {
   expect_has(trouble_of(run + " --keep full"), "digest");
 }
 
+// Without a trace nothing is kept.
+TEST(Lockstep, TakesKeepWithATraceAlone) {
+  for (const std::string command : {"run", "generate"})
+    for (const char* kept : {"digest", "flagged", "full"})
+      expect_has(trouble_of(command + " --model " + data_path("tiny/qwen3-default") +
+                            " --tokens 1,2 --max-new 1 --keep " + kept),
+                 "--keep requires --trace");
+}
+
 TEST(Lockstep, PrintsTheResultThatItsFileHasNoRoomFor) {
   const Outcome run = call_lockstep("run --model " + data_path("tiny/qwen3-default") +
                                     " --tokens 1,2 --max-new 1 --json /dev/full");

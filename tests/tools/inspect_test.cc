@@ -28,9 +28,9 @@ class Inspect : public testing::Test {
 
   void write(LeftOut left_out = {}) { write_trace(path_, served_, left_out); }
 
-  json table(const std::string& arguments) {
+  json table(const std::string& arguments, int status = 0) {
     const Outcome outcome = call_lockstep("inspect " + path_ + " --format json " + arguments);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.status, status) << arguments << ": " << outcome.err;
     return json::parse(outcome.out);
   }
   const RecordedTensor& tensor(size_t pass, const Point& p, int layer) const {
@@ -234,18 +234,43 @@ TEST_F(Inspect, ComparesWithAnotherTraceAndShowsPasses) {
     t.row_hashes = row_hashes_of(t.data.view());
   }
   write_trace(other, changed);
-  const json places = table("--point 'attn.o,attn.q' --layer 2 --against " + other);
+  const json places = table("--point 'attn.o,attn.q' --layer 2 --against " + other, 1);
   ASSERT_EQ(places.size(), 2u);
   EXPECT_EQ(places[0]["point"], "attn.q");
   EXPECT_EQ(places[0]["rows"], places[0]["equal bits"]);
   EXPECT_EQ(places[1]["equal bits"], places[1]["rows"].get<int>() - 1);
   EXPECT_GT(places[1]["max |a-b|"], 0.0);
+  table("--against " + other, 1);
+  table("--against " + path_, 0);
+  table("--point attn.q --layer 2 --against " + other, 0);
   std::filesystem::remove_all(other);
   const json passes = table("--passes");
   EXPECT_EQ(passes[0]["positions"], "0-2");
   EXPECT_EQ(passes[0]["phase"], "prefill");
   EXPECT_EQ(passes[1]["cu_seqlens"], "3..4") << "request 1, behind the three rows of request 0";
   EXPECT_EQ(passes[2]["context"], 4);
+}
+
+// Rows that one trace has alone make the two different, and those without numbers leave it open.
+TEST_F(Inspect, CallsNothingAlikeThatItDidNotCompare) {
+  write();
+  const std::string other = temp_path("inspect-less.trace");
+  const auto against = [&](const Served& served, LeftOut left_out = {}) {
+    std::filesystem::remove_all(other);
+    write_trace(other, served, left_out);
+    return call_lockstep("inspect " + path_ + " --points 'attn.q,attn.o' --against " + other);
+  };
+  Served fewer = served_;
+  fewer.passes.pop_back();
+  EXPECT_EQ(against(fewer).status, 1);
+  Served hashes = served_;
+  for (RecordedTensor& t : hashes.passes.back().tensors)
+    if (t.point->name == "attn.o") t.data = {};
+  const Outcome open = against(hashes);
+  EXPECT_EQ(open.status, 2) << open.out;
+  EXPECT_NE(open.out.find("not compared: 6 selected rows of the two"), std::string::npos)
+      << open.out;
+  std::filesystem::remove_all(other);
 }
 
 // Elements that lie at the same place are not the same ones where pairs lie otherwise.

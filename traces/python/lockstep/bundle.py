@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,10 @@ def write_bundle(path: str | pathlib.Path, arrays: Mapping[str, Any]) -> None:
 
     arrays: by the names that `lockstep replay` knows: q, k, v, cu_seqlens, block_tables,
     slot_mapping, seqused_k, cu_seqlens_k, window, softmax_scale, out. None is left out. Raises
-    LockstepError for what is no array of numbers, and where the file cannot be written.
+    LockstepError for what is no array of numbers, and where the file is there already or cannot be
+    written.
     """
+    _check_free(path)
     header: dict[str, Any] = {}
     parts: list[bytes] = []
     end = 0
@@ -42,6 +45,14 @@ def write_bundle(path: str | pathlib.Path, arrays: Mapping[str, Any]) -> None:
     except OSError as error:
         raise LockstepError(f"{path} cannot be written ({one_line(error)}): choose another "
                             "place") from error
+
+
+def _check_free(path: str | os.PathLike[str]) -> None:
+    """What is there may be the only file of another call, or the weights of a model."""
+    check(not os.path.isdir(path), f"{path} is a folder: name the .safetensors file that the call "
+          "is to be")
+    check(not os.path.lexists(path), f"{path} exists already: remove it or choose another place "
+          "for the call")
 
 
 def _stored(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
@@ -71,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check(options.out.endswith(".safetensors"),
               f"{options.out} does not end in .safetensors, by which lockstep replay knows it")
+        _check_free(options.out)
         check(pathlib.Path(options.source).is_file(), f"{options.source} is no file: what "
               "torch.save wrote was wanted")
         found = load_pickle(pathlib.Path(options.source))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.checkpoint import write_checkpoint
-from lockstep.errors import LockstepError, check
+from lockstep.errors import LockstepError, check, one_line
 from lockstep.graph import graph_of, with_tables
 from lockstep.one_op import OPS, PAGE, Batch, Cache, Case, Numbers, Op, Recipe
 from lockstep.points import AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, nearest
@@ -86,16 +86,21 @@ def check_op(op: str, function: Callable[..., Any], shapes: Sequence[Sequence[in
     shapes: see OPS of lockstep.one_op for the axes; each is tried on ordinary numbers, channels
     that are far larger, 16 binades, large and small numbers, rows of zeros. dtype: bfloat16,
     float16 or float32. rounding: the contract it is held to (traces/README.md). Raises
-    LockstepError for what is no op or shape, and where the function fails, returns what it should
-    write, leaves an element unwritten, or writes beside it or into an input.
+    LockstepError for what is no op, shape, device or contract, and where the function fails,
+    returns what it should write, leaves an element unwritten, or writes beside it or into an input.
     """
     check(op in OPS, f"'{op}' is no op{_near(op)}: {', '.join(OPS)} are")
+    check(isinstance(rounding, str), f"rounding of {op} is the name of a contract, such as hf: "
+          f"found {rounding!r}")
+    check(hasattr(seed, "__index__") and -1 << 63 <= operator.index(seed) < 1 << 64,
+          f"seed of {op} is a whole number of 64 bits: found {seed!r}")
     name = str(dtype).rpartition(".")[2]
     check(name in DTYPES, f"ops compute in {', '.join(DTYPES)}, found {dtype}")
     some = list(OPS[op].shapes) if shapes is None else _shapes_of(op, shapes)
     for shape in some:
         _check_shape(op, shape)
     _check_parameters(op, OPS[op], function)
+    _check_device(op, device)
     judged: list[tuple[tuple[int, ...], Recipe, Verdict]] = []
     for shape in some:
         for recipe in OPS[op].recipes(Numbers(name, seed), shape):
@@ -103,8 +108,18 @@ def check_op(op: str, function: Callable[..., Any], shapes: Sequence[Sequence[in
     return _result_of(op, judged)
 
 
+def _check_device(op: str, device: str) -> None:
+    """Finds out whether tensors can be made there and fetched, which one of meta cannot."""
+    import torch
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise LockstepError(f"device of {op} is cpu, cuda or cuda:N, where torch has that: found "
+                            f"{device!r} ({one_line(error)})") from error
+
+
 def _near(op: str) -> str:
-    found = nearest(op, OPS)
+    found = nearest(op, OPS) if isinstance(op, str) else ""
     return f" ({found} is the nearest)" if found else ""
 
 
