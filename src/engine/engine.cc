@@ -29,13 +29,21 @@ constexpr int64_t kRun = 64;  // pages that are poisoned at once
 
 constexpr int64_t kMostPages = std::numeric_limits<int32_t>::max();
 
+// Each sample of a request that is forced has a text of its own.
+void force_sample(const Request& all, int32_t sample, Request& own) {
+  own.forced_samples.clear();
+  if (all.forced_samples.empty()) return;
+  own.forced = all.forced_samples[sample - 1];
+  own.max_new = std::ssize(own.forced) + 1;
+}
+
 // A position is a number of 32 bits.
 void check_positions(const Request& request, int64_t id) {
   const int64_t most = std::numeric_limits<int32_t>::max() - std::ssize(request.prompt);
-  check(request.steps() <= most,
+  check(request.most_steps() <= most,
         "request {} asks for {} tokens after its {}, but a request has at most {} positions: lower "
         "--max-new",
-        id, request.steps(), request.prompt.size(), std::numeric_limits<int32_t>::max());
+        id, request.most_steps(), request.prompt.size(), std::numeric_limits<int32_t>::max());
 }
 
 // Calls use(first, count) for stretches of pages that follow each other.
@@ -94,7 +102,9 @@ int32_t Engine::submit(Request request) {
   check(!request.prompt.empty(), "request {} has an empty prompt: give it at least one token", id);
   check(request.max_new >= 1, "request {} asks for {} new tokens: --max-new must be at least 1", id,
         request.max_new);
-  for (const auto* tokens : {&request.prompt, &request.forced})
+  std::vector<const std::vector<int32_t>*> given = {&request.prompt, &request.forced};
+  for (const std::vector<int32_t>& sample : request.forced_samples) given.push_back(&sample);
+  for (const auto* tokens : given)
     for (int32_t token : *tokens)
       check(token >= 0 && token < model_.config().vocab,
             "request {} has token {}, but the model's vocabulary is 0..{}", id, token,
@@ -103,7 +113,8 @@ int32_t Engine::submit(Request request) {
   request.sampling.check_ranges(fmt::format("request {}", id));
   check(request.samples >= 1, "request {} asks for {} samples: ask for at least 1", id,
         request.samples);
-  check(request.samples == 1 || request.forced.empty(),
+  check(std::ssize(request.forced_samples) + 1 == request.samples ||
+            (request.forced.empty() && request.forced_samples.empty()),
         "request {} asks for {} samples of tokens that are forced: leave out one of both", id,
         request.samples);
   check(request.stop.empty() || options_.text_of,
@@ -257,8 +268,10 @@ void Engine::advance(const std::vector<Plan::Chunk>& chunks, const Forward& forw
     // The samples part before the first choice, so that they share all of the prompt's pages.
     std::vector<Sequence*> choosing = {&s};
     if (s.argmax.empty() && s.sample == 0)
-      for (int32_t i = 1; i < s.request.samples; ++i)
+      for (int32_t i = 1; i < s.request.samples; ++i) {
         choosing.push_back(&sequences_[fork(s.id, s.request.max_new)]);
+        force_sample(s.request, i, choosing.back()->request);
+      }
     for (Sequence* sequence : choosing)
       choices.push_back({sequence, row, forward.tokens.as<int32_t>()[row]});
     ++row;

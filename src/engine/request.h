@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,10 +12,12 @@ namespace lockstep {
 // A request as a user submits it. Tokens are ids below the vocabulary's size; the engine checks
 // them in submit().
 struct Request {
-  std::string name;               // for people; may be empty
-  std::vector<int32_t> prompt;    // token ids, at least one
-  int64_t max_new = 16;           // tokens to choose, at least one
-  std::vector<int32_t> forced;    // decode exactly these instead of the engine's own choices
+  std::string name;             // for people; may be empty
+  std::vector<int32_t> prompt;  // token ids, at least one
+  int64_t max_new = 16;         // tokens to choose, at least one
+  std::vector<int32_t> forced;  // decode exactly these instead of the engine's own choices
+  // The same of each sample after the first; empty: they choose by themselves.
+  std::vector<std::vector<int32_t>> forced_samples;
   std::vector<int32_t> eos;       // ids that end the text; ignored when forced
   std::vector<std::string> stop;  // so do these, once its text has one in it; ignored when forced
   int64_t arrival = 0;            // the step before which the scheduler does not know of it
@@ -23,8 +26,19 @@ struct Request {
 
   // Steps that choose a token: with forced tokens, one after each of them and one after the prompt.
   int64_t steps() const { return forced.empty() ? max_new : std::ssize(forced) + 1; }
+  // Those of the longest of its samples, and of all of them together.
+  int64_t most_steps() const {
+    int64_t most = steps();
+    for (const auto& sample : forced_samples) most = std::max(most, std::ssize(sample) + 1);
+    return most;
+  }
+  int64_t all_steps() const {
+    int64_t all = forced_samples.empty() ? samples * steps() : steps();
+    for (const auto& sample : forced_samples) all += std::ssize(sample) + 1;
+    return all;
+  }
   // Positions that need a slot: the last token chosen is never fed.
-  int64_t max_positions() const { return std::ssize(prompt) + steps() - 1; }
+  int64_t max_positions() const { return std::ssize(prompt) + most_steps() - 1; }
 };
 
 // Why a text ended; `none` while it goes on.

@@ -111,6 +111,7 @@ class Servings {
     Request request = run_.requests[id];
     request.arrival = 0;
     request.samples = 1;
+    request.forced_samples.clear();
     for (const ServingFacts& facts : servings_of(run_, id)) {
       const bool is_base = facts_.empty() || facts_.back().request != id;
       if (run_.progress) run_.progress(fmt::format("request {}: {}", id, facts.text()));

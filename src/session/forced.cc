@@ -68,6 +68,41 @@ const Served& same_request(const std::vector<Served>& served, const Request& req
       path, name_of(request, number), other->prompt.size(), request.prompt.size());
 }
 
+// The last token of a text was chosen and never fed.
+std::vector<int32_t> forced_by(const Served& text, const std::string& name,
+                               const std::string& path) {
+  check(!text.tokens.empty(),
+        "--force-from {} has no tokens of {}, as that run did not end: give one that did", path,
+        name);
+  return {text.tokens.begin(), text.tokens.end() - 1};
+}
+
+// The texts of a request after its first, which the engine numbers in the order of the samples. Of
+// two requests that are alike nothing tells whose they are.
+std::vector<const Served*> further_samples(const std::vector<Served>& served, const Served& first,
+                                           const std::vector<Request>& requests, size_t number,
+                                           const std::string& path) {
+  const Request& request = requests[number];
+  if (request.samples == 1) return {};
+  const std::string name = name_of(request, number);
+  const auto is_alike = [&](const Request& other) {
+    return other.name == request.name && other.prompt == request.prompt;
+  };
+  check(std::ranges::count_if(requests, is_alike) == 1,
+        "--force-from {} does not tell which texts are those of {}, as another request has its "
+        "prompt: give each a name, as \"id\" of --requests does, in that run too",
+        path, name);
+  std::vector<const Served*> samples;
+  for (const Served& s : served)
+    if (&s != &first && s.name == first.name && s.prompt == first.prompt) samples.push_back(&s);
+  std::ranges::sort(samples, {}, &Served::id);
+  check(std::ssize(samples) + 1 == request.samples,
+        "--force-from {} has {} of {}, but it asks for {}: ask for as many", path,
+        samples.empty() ? "one text" : fmt::format("{} texts", samples.size() + 1), name,
+        request.samples);
+  return samples;
+}
+
 }  // namespace
 
 void force_from(const std::string& path, std::vector<Request>& requests) {
@@ -79,16 +114,11 @@ void force_from(const std::string& path, std::vector<Request>& requests) {
           "--force-from {} was found with {}, which is forced already: "
           "leave one of both out",
           path, name);
-    check(request.samples == 1,
-          "--force-from {} gives {} one text, but it asks for {}: ask for one", path, name,
-          request.samples);
     const Served& same = same_request(served, request, i, path);
-    check(!same.tokens.empty(),
-          "--force-from {} has no tokens of {}, as that run did not end: give one that did", path,
-          name);
-    // The last one was chosen and never fed.
-    request.forced.assign(same.tokens.begin(), same.tokens.end() - 1);
+    request.forced = forced_by(same, name, path);
     request.max_new = std::ssize(same.tokens);
+    for (const Served* sample : further_samples(served, same, requests, i, path))
+      request.forced_samples.push_back(forced_by(*sample, name, path));
   }
 }
 

@@ -35,7 +35,7 @@ class Choosing {
     for (int32_t i = 0; i < engine.requests(); ++i) {
       const Request& request = engine.sequence(i).request;
       prompts_ += std::ssize(request.prompt);
-      total_ += request.samples * request.steps();
+      total_ += request.all_steps();
     }
     line_.show(fmt::format("reading {} tokens of prompts, to choose {} at most", prompts_, total_));
   }

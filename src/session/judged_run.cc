@@ -164,7 +164,7 @@ namespace {
 int64_t tokens_to_feed(const std::vector<Request>& requests) {
   int64_t tokens = 0;
   for (const Request& request : requests)
-    tokens += std::ssize(request.prompt) + request.samples * (request.steps() - 1);
+    tokens += std::ssize(request.prompt) + request.all_steps() - request.samples;
   return tokens;
 }
 
@@ -173,7 +173,7 @@ int64_t submit_all(Engine& engine, const std::vector<Request>& requests) {
   int64_t total = 0;
   for (const Request& request : requests) {
     engine.submit(request);
-    total += request.steps();
+    total += request.all_steps();
   }
   return total;
 }

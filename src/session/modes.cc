@@ -224,6 +224,7 @@ Mode::Base base_of(const ModesRun& run) {
   for (Request& request : base.requests) {
     request.arrival = 0;
     request.samples = 1;
+    request.forced_samples.clear();
   }
   return base;
 }

@@ -136,6 +136,8 @@ Ranked::Brings brings_of(const RunOptions& options, const Session& session) {
     facts["max_new"] += fmt::format("{} ", request.max_new);
     if (!request.forced.empty())
       facts["forced"] += fmt::format("{} ", fmt::join(request.forced, ","));
+    for (const std::vector<int32_t>& sample : request.forced_samples)
+      facts["forced"] += fmt::format("{} ", fmt::join(sample, ","));
     facts["samples"] += fmt::format("{} ", request.samples);
     facts["sampling"] += fmt::format("{}/{}/{}/{}/{}/{} ", s.temperature, s.top_k, s.top_p, s.min_p,
                                      s.repetition_penalty, s.seed);

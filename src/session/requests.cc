@@ -205,8 +205,11 @@ std::vector<Request> requests_from(const ModelOptions& options, const ModelConfi
         "at least one request");
   if (options.force_from.empty()) return requests;
   force_from(options.force_from, requests);
-  for (const Request& request : requests)
+  for (const Request& request : requests) {
     check_vocabulary(request.forced, "--force-from " + options.force_from, config);
+    for (const std::vector<int32_t>& sample : request.forced_samples)
+      check_vocabulary(sample, "--force-from " + options.force_from, config);
+  }
   return requests;
 }
 

@@ -54,10 +54,11 @@ RunEstimate estimate_judging(const ModelConfig& config, const EngineOptions& opt
   double tokens = 0, attention = 0, passes = 0;
   for (const Request& request : requests) {
     const auto prompt = static_cast<double>(request.prompt.size());
-    const auto steps = static_cast<double>(request.steps());
-    tokens += prompt + steps;
+    const auto steps = static_cast<double>(request.most_steps());
+    const auto of_all = static_cast<double>(request.all_steps());
+    tokens += prompt + of_all;
     attention +=
-        prompt * prompt / 2 * kPerPromptKey + steps * (prompt + steps / 2) * kPerDecodedKey;
+        prompt * prompt / 2 * kPerPromptKey + of_all * (prompt + steps / 2) * kPerDecodedKey;
     const double chunks = options.chunk > 0 ? prompt / static_cast<double>(options.chunk) : 1;
     passes = std::max(passes, chunks + steps);
   }
