@@ -14,6 +14,8 @@ SHORT = ["--prompt", "To be, or", "--prompt", "O Romeo", "--max-new", "3"]
 SHARED = ["--prompt", "To be, or not to be, that is", "--prompt", "To be, or not to be, so it is",
           "--page-size", "2", "--max-new", "3"]
 BARD = "bard-qwen3"
+TOKENS = ["--tokens", "189,25,129,256,11,47,126", "--tokens", "110,30,11,55,33", "--tokens", "46",
+          *GREEDY[GREEDY.index("--chunk"):]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ BASES = {
     "theta": Base(BARD, SHORT),
     "weights": Base(BARD, SHORT),
 }
+# In the place of these where some edits of each kind are tried: the judge takes half as long.
+QUICK = {"greedy": Base("tiny/qwen3-default", TOKENS), "eps": Base("tiny/qwen3-default", TOKENS)}
 
 
 def _more_eps(config: dict) -> None:
@@ -64,15 +68,16 @@ def _half_theta(config: dict) -> None:
 class BaseTraces:
     """Makes base traces on demand, in a folder."""
 
-    def __init__(self, lockstep: Path, data: Path, folder: Path) -> None:
+    def __init__(self, lockstep: Path, data: Path, folder: Path, quick: bool = False) -> None:
         self.lockstep, self.data, self.folder = lockstep, data, folder
+        self.bases = BASES | QUICK if quick else BASES
 
     def model(self, name: str) -> Path:
         """The checkpoint that a base is judged against."""
-        return self.data / BASES[name].model
+        return self.data / self.bases[name].model
 
     def path(self, name: str) -> Path:
-        path = self.folder / f"{name}{BASES[name].suffix}"
+        path = self.folder / f"{name}{self.bases[name].suffix}"
         if not path.exists():
             model = self._model_of_run(name)
             self._generate(name, model, path)
@@ -93,7 +98,7 @@ class BaseTraces:
 
     def _generate(self, name: str, model: Path, path: Path) -> None:
         command: list[str | Path] = [self.lockstep, "generate", "--model", model,
-                                     *BASES[name].arguments, "--ignore-eos", "--format", "json",
+                                     *self.bases[name].arguments, "--ignore-eos", "--format", "json",
                                      "--threads", "1", "--keep", "full", "--trace", path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -183,7 +183,7 @@ def main() -> int:
               and fnmatch.fnmatch(f"{edit.base}/{edit.name}", given.only)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bases = BaseTraces(given.lockstep.resolve(), given.data.resolve(), folder)
+        bases = BaseTraces(given.lockstep.resolve(), given.data.resolve(), folder, given.quick)
         for base in dict.fromkeys(edit.base for edit in chosen):
             bases.path(base)
         with ThreadPoolExecutor(given.jobs) as pool:

@@ -6,6 +6,7 @@
 
 #include "src/judge/verdict.h"
 #include "tests/judged.h"
+#include "tests/whole.h"
 
 namespace lockstep {
 namespace {
@@ -17,12 +18,12 @@ const Checkpoint& checkpoint_of(const std::string& name) {
 
 // Two ragged requests over several permuted pages with ragged tails, prefill and decode.
 std::vector<Request> good_requests(int64_t vocab) {
-  return {{.prompt = some_tokens(21, vocab, 1), .max_new = 3},
-          {.prompt = some_tokens(38, vocab, 2), .max_new = 3}};
+  return {{.prompt = some_tokens(11, vocab, 1), .max_new = 3},
+          {.prompt = some_tokens(19, vocab, 2), .max_new = 3}};
 }
 
 Result run_with(const Checkpoint& checkpoint, DType dtype, std::vector<Request> requests,
-                const std::string& fault, int64_t page_size = 16) {
+                const std::string& fault, int64_t page_size = 8) {
   std::vector<FaultRequest> faults;
   if (!fault.empty()) faults.push_back(parse_fault(fault));
   return judged({.checkpoint = checkpoint,
@@ -42,7 +43,7 @@ struct Case {
 // As a user asks for it, at a size that can show in the small runs of these tests.
 std::string text_of(const std::string& fault, int layer) {
   // So few bits that the pool, or the positions, of these requests pass them.
-  const std::map<std::string, std::string> sizes = {{"slot-offset-32-bit", "size=12"},
+  const std::map<std::string, std::string> sizes = {{"slot-offset-32-bit", "size=11"},
                                                     {"rope-positions-16-bit", "size=4"}};
   const auto size = sizes.find(fault);
   if (layer < 0) return fault;
@@ -81,13 +82,24 @@ std::vector<int> layers_of(const Fault& fault, bool first) {
   return {first ? 0 : 5};
 }
 
+// Two faults in turn of one model, and the next two of the other, so that each model has them in
+// its first and in its last layer; a fault that one of them cannot have, of both.
+bool has_turn(const Fault& fault, size_t number, const std::string& model) {
+  const bool qwen3 = number / 2 % 2 == 0;
+  return whole() || qwen3 == (model == "bard-qwen3") ||
+         !fault.applies(checkpoint_of(qwen3 ? "bard-qwen3" : "bard-qwen2.5").config());
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   bool first = false;
+  size_t number = 0;
   for (const Fault& fault : faults()) {
     first = !first;
+    ++number;
     for (const std::string model : {"bard-qwen3", "bard-qwen2.5"})
       for (int layer : layers_of(fault, first == (model == "bard-qwen3"))) {
+        if (!has_turn(fault, number, model)) continue;
         // An eps of 1e-5 moves bf16 by a thousandth of its budget in all layers but the first:
         // SmallGain has what it takes to see that.
         const bool small = fault.name == "rms-norm-eps" && layer > 0;
@@ -145,14 +157,17 @@ TEST_P(SmallGain, IsNamedWithEnoughRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Norms, SmallGain,
-                         testing::Values(Case{"bard-qwen3", "rms-norm-eps", DType::bf16, 2},
-                                         Case{"bard-qwen2.5", "rms-norm-eps", DType::bf16, 2},
-                                         Case{"bard-qwen2.5", "rms-norm-eps", DType::bf16, 5}),
-                         [](const auto& info) {
-                           return (info.param.model == "bard-qwen3" ? "qwen3" : "qwen2") +
-                                  ("_layer" + std::to_string(info.param.layer));
-                         });
+std::vector<Case> small_gains() {
+  std::vector<Case> cases{{"bard-qwen3", "rms-norm-eps", DType::bf16, 2},
+                          {"bard-qwen2.5", "rms-norm-eps", DType::bf16, 5}};
+  if (whole()) cases.push_back({"bard-qwen2.5", "rms-norm-eps", DType::bf16, 2});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Norms, SmallGain, testing::ValuesIn(small_gains()), [](const auto& info) {
+  return (info.param.model == "bard-qwen3" ? "qwen3" : "qwen2") +
+         ("_layer" + std::to_string(info.param.layer));
+});
 
 void expect_unseen(const Checkpoint& checkpoint, std::vector<Request> requests,
                    const std::string& fault, int64_t page_size = 16) {
@@ -196,9 +211,12 @@ TEST(Unseen, WhereTheFaultCannotShowTheVerdictIsClean) {
 TEST(Unseen, AnEpsBesideALargeMeanSquareMayStandOutsideTheRoot) {
   for (const char* model : {"bard-qwen3", "bard-qwen2.5"}) {
     const Checkpoint& checkpoint = checkpoint_of(model);
-    for (const char* layer : {"@layer=2", "@layer=5"})
+    for (const std::string layer : {"@layer=2", "@layer=5"}) {
+      const bool has_turn = (layer == "@layer=2") == (std::string(model) == "bard-qwen3");
+      if (!whole() && !has_turn) continue;
       expect_unseen(checkpoint, good_requests(checkpoint.config().vocab),
-                    std::string("norm-eps-outside-root") + layer);
+                    "norm-eps-outside-root" + layer);
+    }
   }
 }
 

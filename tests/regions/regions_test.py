@@ -19,9 +19,9 @@ from selections import SELECTIONS, Regions, suspects
 from variants import VARIANTS
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
-QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=24, steps=1)
-QWEN25 = Setting(str(DATA / "bard-qwen2.5"), "bf16", "sdpa", count=24, steps=1)
-FP32 = Setting(str(DATA / "bard-qwen3"), "fp32", "sdpa", count=24, steps=1)
+QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=12, steps=1)
+QWEN25 = Setting(str(DATA / "bard-qwen2.5"), "bf16", "sdpa", count=12, steps=1)
+FP32 = Setting(str(DATA / "bard-qwen3"), "fp32", "sdpa", count=12, steps=1)
 
 
 class Judged(unittest.TestCase):

@@ -66,7 +66,8 @@ TEST_P(OwnAngles, AreRightWhereTheirBaseIs) {
                 .reference = open_reference(),
                 .engine = {.dtype = dtype, .page_order_seed = 3},
                 .ops = ops(),
-                .judge = {.selection = {"attn.q_rope,attn.k_rope", "", "", ""}}};
+                .judge = {.selection = {"attn.q_rope,attn.k_rope", "0,5", "", ""}},
+                .causes = false};
   for (const int64_t tokens : {500, 37, 1})
     run.requests.push_back(
         {.prompt = some_tokens(tokens, checkpoint_.config().vocab), .max_new = 2});

@@ -10,15 +10,21 @@
 #include "src/weights/safetensors.h"
 #include "tests/lockstep_binary.h"
 #include "tests/places.h"
+#include "tests/whole.h"
 #include "traces/trace.h"
 
 namespace lockstep {
 namespace {
 
-std::string run_with(const std::string& library, const std::string& more = "") {
-  return "run --model " + data_path("bard-qwen3") +
+std::string run_of(const std::string& model, const std::string& library, const std::string& more) {
+  return "run --model " + data_path(model) +
          " --tokens 5,6,7,8,9,10,11 --tokens 40,41,42 --max-new 3 --ops " +
          built_path("plugin_" + library + ".so ") + more;
+}
+
+// Of the smallest model, where it is not its size that shows a bug.
+std::string run_with(const std::string& library, const std::string& more = "") {
+  return run_of("tiny/qwen3-default", library, more);
 }
 
 TEST(UserOps, ThatAreRightComeOutClean) {
@@ -61,7 +67,7 @@ TEST(UserOps, ThatAFaultReplacesAreNotSaidToHaveRun) {
 }
 
 TEST(UserOps, ThatAreWrongAreNamed) {
-  const Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--format json"));
+  const Outcome outcome = call_lockstep(run_of("bard-qwen3", "wrong_rms_norm", "--format json"));
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   const auto result = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(result["first"]["point"], "attn.norm");
@@ -106,10 +112,10 @@ std::string run_layer(const std::string& name, const std::string& model, const s
 
 // Of a layer three places are seen, and nothing else is held to anything.
 TEST(UserOps, OfAWholeLayerAreJudgedFromItsStreamToItsStream) {
-  for (const char* model : {"bard-qwen3", "bard-qwen2.5"})
-    for (const char* dtype : {"bf16", "fp32"}) {
-      const Outcome right =
-          call_lockstep(run_layer("right", model, std::string("--dtype ") + dtype));
+  for (const std::string model : {"bard-qwen3", "bard-qwen2.5"})
+    for (const std::string dtype : {"bf16", "fp32"}) {
+      if (!whole() && (model == "bard-qwen3") != (dtype == "bf16")) continue;
+      const Outcome right = call_lockstep(run_layer("right", model, "--dtype " + dtype));
       EXPECT_EQ(right.status, 0) << right.out << right.err;
       const auto result = nlohmann::json::parse(right.out);
       const std::string ops = result["provenance"]["user_ops"];
@@ -136,9 +142,9 @@ struct WrongLayer {
 TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
   for (const auto& [name, model, dtype, first, at] : {
            WrongLayer{"no_eps", "bard-qwen3", "fp32", "attn.v", "attn.norm"},
-           WrongLayer{"late_rope", "bard-qwen3", "bf16", "attn.k_rope", ""},
-           WrongLayer{"no_residual", "bard-qwen2.5", "bf16", "mlp.residual", "attn.residual"},
-           WrongLayer{"wrong_scale", "bard-qwen3", "bf16", "mlp.residual", "attn.out"},
+           WrongLayer{"late_rope", "tiny/qwen3-default", "bf16", "attn.k_rope", ""},
+           WrongLayer{"no_residual", "tiny/qwen2-default", "bf16", "mlp.residual", "attn.residual"},
+           WrongLayer{"wrong_scale", "tiny/qwen3-default", "bf16", "mlp.residual", "attn.out"},
        }) {
     SCOPED_TRACE(name);
     const Outcome wrong = call_lockstep(
@@ -172,7 +178,7 @@ TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
 
 // Only what works is proposed, and an op that is asked for alone is judged with all that it needs.
 TEST(UserOps, OfAWholeLayerAreSelectedByWhatIsSeen) {
-  const std::string wrong = "run --model " + data_path("bard-qwen3") +
+  const std::string wrong = "run --model " + data_path("tiny/qwen3-default") +
                             " --tokens 5,6,7,8 --max-new 1 --fail-fast --ops " +
                             built_path("plugin_layer_wrong_scale.so --points ");
   const Outcome seen = call_lockstep(wrong + "mlp.residual");
@@ -236,7 +242,8 @@ TEST(OtherWeights, AreNotTakenForThoseOfATraceOrABaseline) {
 }
 
 TEST(UserOps, AreConfirmedAndServeInEveryMode) {
-  Outcome outcome = call_lockstep(run_with("wrong_rms_norm", "--confirm --format json"));
+  Outcome outcome =
+      call_lockstep(run_of("bard-qwen3", "wrong_rms_norm", "--confirm --format json"));
   const auto result = nlohmann::json::parse(outcome.out);
   // The places that are tried out; a norm of every layer is more than these.
   ASSERT_GE(result["confirmations"].size(), 8u);
