@@ -98,8 +98,8 @@ class BaseTraces:
 
     def _generate(self, name: str, model: Path, path: Path) -> None:
         command: list[str | Path] = [self.lockstep, "generate", "--model", model,
-                                     *self.bases[name].arguments, "--ignore-eos", "--format", "json",
-                                     "--threads", "1", "--keep", "full", "--trace", path]
+                                     *self.bases[name].arguments, "--ignore-eos", "--format",
+                                     "json", "--threads", "1", "--keep", "full", "--trace", path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{name}: {' '.join(map(str, command))}: {done.stderr}")

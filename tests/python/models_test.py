@@ -1,7 +1,8 @@
-"""What needs torch and transformers, in one process, for they take seconds to load.
+"""What needs torch and transformers, in two processes, for they take seconds to load.
 
-python models_test.py LOCKSTEP
+python models_test.py captured|imported LOCKSTEP
 """
+import sys
 import unittest
 
 import support
@@ -12,13 +13,15 @@ import import_parts_test
 import import_refused_test
 import import_test
 
+PARTS = {"captured": (capture_test, check_op_test, import_refused_test),
+         "imported": (import_test, import_parts_test)}
+
 
 def load_tests(loader, _tests, _pattern):
-    """The cases of all files."""
-    return unittest.TestSuite(map(loader.loadTestsFromModule,
-                                  (capture_test, check_op_test, import_test,
-                                   import_parts_test, import_refused_test)))
+    """The cases of the files of the part."""
+    return unittest.TestSuite(map(loader.loadTestsFromModule, PARTS[PART]))
 
 
 if __name__ == "__main__":
+    PART = sys.argv.pop(1)
     support.main()
