@@ -11,20 +11,22 @@
 namespace lockstep {
 
 enum class OpKind : uint8_t {
-  gather,         // rows copied by index
-  angles,         // cosines and sines of the rotary angles
-  norm,           // RMSNorm over the last axis
-  linear,         // x W^T (+ b)
-  rope,           // rotary embedding
-  cache,          // K and V as read back through the page table
-  attention,      // softmax(q K^T) V
-  silu_mul,       // silu(gate) * up
-  add,            // residual addition
-  argmax,         // index of the largest logit
-  top_k,          // indices of the k largest logits of a router
-  softmax,        // weights of the chosen experts
-  expert_linear,  // x W^T with the weight of each chosen expert
-  weighted_sum,   // of what the chosen experts made
+  gather,             // rows copied by index
+  angles,             // cosines and sines of the rotary angles
+  norm,               // RMSNorm over the last axis
+  linear,             // x W^T (+ b)
+  rope,               // rotary embedding
+  cache,              // K and V as read back through the page table
+  partial_attention,  // the same over each share of the keys
+  log_sum_exp,        // the logarithm of the sum that each share is divided by
+  attention,          // softmax(q K^T) V
+  silu_mul,           // silu(gate) * up
+  add,                // residual addition
+  argmax,             // index of the largest logit
+  top_k,              // indices of the k largest logits of a router
+  softmax,            // weights of the chosen experts
+  expert_linear,      // x W^T with the weight of each chosen expert
+  weighted_sum,       // of what the chosen experts made
 };
 
 struct OpKindRow {
@@ -32,6 +34,7 @@ struct OpKindRow {
   const char* name;            // as in reports and files of limits
   bool makes_indices = false;  // its result is int32, exact by the op's inputs alone
   bool has_matrix = false;     // it multiplies rows by a weight matrix
+  bool attends = false;        // it reads the K and V of its rows' request
 };
 
 inline constexpr auto kOpKinds = std::to_array<OpKindRow>({
@@ -41,7 +44,9 @@ inline constexpr auto kOpKinds = std::to_array<OpKindRow>({
     {OpKind::linear, "linear", false, true},
     {OpKind::rope, "rope"},
     {OpKind::cache, "cache"},
-    {OpKind::attention, "attention"},
+    {OpKind::partial_attention, "partial_attention", false, false, true},
+    {OpKind::log_sum_exp, "log_sum_exp", false, false, true},
+    {OpKind::attention, "attention", false, false, true},
     {OpKind::silu_mul, "silu_mul"},
     {OpKind::add, "add"},
     {OpKind::argmax, "argmax", true},

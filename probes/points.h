@@ -54,7 +54,8 @@ struct Point {
   // "mlp.experts.<e>." for those of an expert, without ".weight".
   std::string_view weight = "";
   // Which models, or layers, have it: "with QK-norm", "with experts", "without experts", "over
-  // ranks" (of which it shows what each adds to a sum); "": all.
+  // ranks" (of which it shows what each adds to a sum), "in shares" (of an executor that attends to
+  // shares of the pages, each with a softmax of its own, and merges them); "": all.
   std::string_view models = "";
   int head_axis = -1;  // the axis of heads; -1: none
   RowDomain rows = RowDomain::token;
@@ -65,6 +66,8 @@ struct Point {
 
   bool is_cache() const { return rows == RowDomain::cache; }
   bool is_of_logits() const { return rows == RowDomain::logit; }
+  // Whether attention is merged of it, where an executor attends in shares.
+  constexpr bool is_of_shares() const { return models == "in shares"; }
   // The dtype of its tensors in a run of that dtype.
   constexpr DType dtype_in(DType run) const {
     if (dtype == PointDType::of_the_run) return run;
@@ -119,8 +122,23 @@ inline constexpr auto kPoints = [] {
       {.name = "attn.kv", .shape = "position, k|v, kv head, dim", .op = cache, .node_class = exact,
        .per_layer = true, .reads = "attn.k_rope, attn.v", .head_axis = 2, .rows = RowDomain::cache,
        .recording = Point::Recording::of_the_request, .column = "kv"},
+      // Share s of n has pages [P s / n, P (s + 1) / n) of the P pages of its request. attn.partial
+      // is softmax(q k^T scale) v over the keys of the share that the query sees, so normalised by
+      // the share's own sum; 0 where it sees none. attn.lse is the natural logarithm of the sum of
+      // exp(q k scale) over them; -Inf where it sees none. Both are rounded once, to fp32, whatever
+      // the run's dtype. attn.out is their mean by weights exp(attn.lse), and judged by what shares
+      // read.
+      {.name = "attn.partial", .shape = "token, share, head, dim", .op = partial_attention,
+       .node_class = reduction, .per_layer = true, .reads = "attn.q_rope, attn.kv",
+       .models = "in shares", .head_axis = 2, .dtype = PointDType::f32, .optional = true,
+       .column = "par"},
+      {.name = "attn.lse", .shape = "token, share, head", .op = log_sum_exp,
+       .node_class = reduction, .per_layer = true, .reads = "attn.q_rope, attn.kv",
+       .models = "in shares", .head_axis = 2, .dtype = PointDType::f32, .optional = true,
+       .column = "lse"},
       {.name = "attn.out", .shape = "token, head, dim", .op = attention, .node_class = reduction,
-       .per_layer = true, .reads = "attn.q_rope, attn.kv", .head_axis = 1, .column = "att"},
+       .per_layer = true, .reads = "attn.q_rope, attn.kv, attn.partial, attn.lse", .head_axis = 1,
+       .column = "att"},
       {.name = "attn.o_partial", .shape = "token, rank, hidden", .op = linear,
        .node_class = reduction, .per_layer = true, .reads = "attn.out",
        .weight = "self_attn.o_proj", .models = "over ranks", .column = "o+"},

@@ -10,7 +10,7 @@ namespace {
 
 // The words of Point::models that a layer may need.
 constexpr std::string_view kQkNorm = "with QK-norm", kExperts = "with experts",
-                           kDense = "without experts", kRanks = "over ranks";
+                           kDense = "without experts", kRanks = "over ranks", kShares = "in shares";
 constexpr std::string_view kStream = "stream";  // the residual stream, in Point::reads
 
 // Cuts the words before the next `mark` off the front of `rest`.
@@ -31,8 +31,9 @@ constexpr bool has_trait(const Point& p, std::string_view word) {
 static_assert([] {
   for (const Point& p : kPoints) {
     for (std::string_view words = p.models; !words.empty();)
-      if (const std::string_view word = take(words, ", ");
-          word != kQkNorm && word != kExperts && word != kDense && word != kRanks)
+      if (const std::string_view word = take(words, ", "); word != kQkNorm && word != kExperts &&
+                                                           word != kDense && word != kRanks &&
+                                                           word != kShares)
         return false;
     for (std::string_view inputs = p.reads; !inputs.empty();)
       for (std::string_view either = take(inputs, ", "); !either.empty();)
@@ -67,6 +68,7 @@ class Maker {
 
   bool has(const Point& p, int layer) const {
     if (p.op == OpKind::angles) return shape_.rope_tables;
+    if (has_trait(p, kShares)) return shape_.shares;
     const bool experts = shape_.expert_layers.contains(layer);
     return (shape_.qk_norm || !has_trait(p, kQkNorm)) && (shape_.ranks || !has_trait(p, kRanks)) &&
            (experts ? !has_trait(p, kDense) : !has_trait(p, kExperts));
@@ -105,6 +107,7 @@ QwenShape QwenShape::showing(const std::vector<Place>& places) {
     if (has_trait(*place.point, kQkNorm)) shape.qk_norm = true;
     if (has_trait(*place.point, kExperts)) shape.expert_layers.insert(place.layer);
     if (has_trait(*place.point, kRanks)) shape.ranks = true;
+    if (has_trait(*place.point, kShares)) shape.shares = true;
     if (place.point->op == OpKind::angles) shape.rope_tables = true;
   }
   return shape;

@@ -17,6 +17,7 @@ struct QwenShape {
   std::set<int> expert_layers = {};  // the others have one MLP for all tokens
   bool rope_tables = false;          // the cosines and sines that RoPE reads are shown
   bool ranks = false;                // several compute it: what each adds to a sum is shown too
+  bool shares = false;               // what attention is merged of is shown too
 
   // The least model that shows those places, and perhaps more.
   static QwenShape showing(const std::vector<Place>& places);

@@ -27,6 +27,7 @@
 #include "reference/rotary.h"
 #include "reference/rounding.h"
 #include "reference/serial_sum.h"
+#include "reference/shares.h"
 
 namespace lockstep {
 namespace {
@@ -322,6 +323,8 @@ std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call) 
 }
 
 Exact OpOracle::attention(const OracleCall& call) const {
+  if (call.inputs.size() == 2 && call.inputs[0].shape.rank() == 4)  // of the shares
+    return exact_merge(widened(call.inputs[0]), widened(call.inputs[1]), call.contract);
   const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
   const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
@@ -342,11 +345,10 @@ Exact OpOracle::attention(const OracleCall& call) const {
     const int64_t end = row.position + 1;
     seen.push_back({window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
   }
-  Exact result = exact_attention(q, k, v, seen,
-                                 {.contract = call.contract,
-                                  .dtype = run_,
-                                  .threads = threads_,
-                                  .for_budget = call.for_budget});
+  const AttentionCall how = {call.contract, run_, threads_, call.for_budget};
+  if (const OpKind op = call.place.point->op; op != OpKind::attention)
+    return exact_shares(op == OpKind::partial_attention, q, k, v, seen, call.shares, how);
+  Exact result = exact_attention(q, k, v, seen, how);
   result.shape = queries;
   return result;
 }
@@ -464,6 +466,8 @@ Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
       return linear(call);
     case OpKind::rope:
       return rope(call);
+    case OpKind::partial_attention:
+    case OpKind::log_sum_exp:
     case OpKind::attention:
       return attention(call);
     case OpKind::silu_mul:

@@ -50,7 +50,7 @@ bool Causes::Evidence::pick_inputs(const Pass& pass, const Graph& graph) {
   if (of_sum && !inputs.empty() && inputs[0].point->op == OpKind::add)
     inputs = graph.inputs_of(inputs[0]);
   for (const Place& input : inputs) {
-    if (input.point->is_cache()) continue;
+    if (input.point->is_cache() || input.point->is_of_shares()) continue;
     const TensorView view = pick(pass.find(*input.point, input.layer));
     // A kernel may make its own angles.
     if (view.empty() && input.point->op == OpKind::angles) continue;

@@ -17,6 +17,7 @@
 #include "src/judge/carried.h"
 #include "src/judge/contracts.h"
 #include "src/judge/pass_view.h"
+#include "src/judge/shares.h"
 #include "traces/run_facts.h"
 
 namespace lockstep {
@@ -39,7 +40,7 @@ class Chain final : public RegionInPass {
   Chain(const Pass& pass, const Manifest& manifest, const Judge& judge, Oracle& oracle,
         Hypotheses& hypotheses)
       : pass_(pass),
-        graph_(manifest.graph),
+        graph_(without_merges(manifest.graph)),
         judge_(judge),
         oracle_(oracle),
         hypotheses_(hypotheses),
@@ -104,7 +105,7 @@ class Chain final : public RegionInPass {
   OpHypotheses* hypotheses_of(size_t i, Stores stores);
 
   const Pass& pass_;
-  const Graph& graph_;
+  Graph graph_;
   const Judge& judge_;
   Oracle& oracle_;
   Hypotheses& hypotheses_;

@@ -50,6 +50,7 @@ struct EngineOptions {
   // Makes the executors of passes in the place of the model's own (src/model/layer_executor.h).
   std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor;
   bool over_ranks = false;  // those show what each rank adds to a sum, too
+  bool in_shares = false;   // those show the shares that attention is merged of, too
   bool exact_rows = false;  // those share the rows of a pass: a decode pass on a device has no more
   // The text of tokens, in which the requests' stop texts are sought; only those need it.
   std::function<std::string(std::span<const int32_t>)> text_of;

@@ -19,11 +19,11 @@ namespace lockstep {
 namespace {
 
 // Traits of models: attention faults take a second KV head, and all keys that a query could see.
-bool has_two_kv_heads(const ModelConfig& c) {
-  return c.experts.count == 0 && c.kv_heads > 1 &&
-         std::ranges::all_of(c.window, [](int64_t window) { return window == 0; });
-}
 bool is_dense(const ModelConfig& c) { return c.experts.count == 0; }
+bool has_every_key(const ModelConfig& c) {
+  return is_dense(c) && std::ranges::all_of(c.window, [](int64_t window) { return window == 0; });
+}
+bool has_two_kv_heads(const ModelConfig& c) { return c.kv_heads > 1 && has_every_key(c); }
 bool has_wide_head_norms(const ModelConfig& c) { return is_dense(c) && c.qk_norm; }
 
 // Instruction number `number` of an opcode in a layer. Schedules that are made have at least two of
@@ -128,73 +128,68 @@ void compute_wrong(const Seams& seams, const FaultRequest& request, Opcode opcod
   };
 }
 
-// Where partial results lie: of a KV head, a share, a token and a query head of the group.
-struct Partials {
-  int64_t shares, tokens, group, dim;
-  Partials(const StepCall& call, int64_t kv_shares)
+// Heads of q and of a group, and the shares of the pages.
+struct Heads {
+  int64_t shares, heads, group, dim;
+  Heads(const StepCall& call, int64_t kv_shares)
       : shares(kv_shares),
-        tokens(call.pass.batch.size()),
-        group(call.pass.model.config().heads / call.pass.model.config().kv_heads),
+        heads(call.pass.model.config().heads),
+        group(heads / call.pass.model.config().kv_heads),
         dim(call.pass.model.config().head_dim) {}
-  size_t at(int64_t kv_head, int64_t share, int64_t token, int64_t head) const {
-    return static_cast<size_t>(((kv_head * shares + share) * tokens + token) * group + head);
+  // The place of a head of q in attn.lse.
+  int64_t at(int64_t share, int64_t token, int64_t head) const {
+    return (token * shares + share) * heads + head;
   }
 };
 
-// The weight of a share, of its sum of exp(score - largest) and its largest score; `most` is the
-// largest score of all shares.
-using StepWeight = double (*)(double sum, double largest, double most);
-
-// Merges the first `used` shares by those weights, each a mean.
-void merge_by(const StepCall& call, int64_t shares, int64_t used, StepWeight weight_of) {
-  const Partials partials(call, shares);
-  const PassTensors& t = call.tensors;
-  const TensorView& out = t.layers[call.in.layer].out;
-  for (int64_t head = call.in.begin; head < call.in.end; ++head)
-    for (int64_t token = 0; token < partials.tokens; ++token)
-      for (int64_t h = 0; h < partials.group; ++h) {
-        double most = -std::numeric_limits<double>::infinity(), all = 0;
-        for (int64_t share = 0; share < used; ++share)
-          most = std::max(most, t.most_score[partials.at(head, share, token, h)]);
-        std::vector<double> mean(static_cast<size_t>(partials.dim));
-        for (int64_t share = 0; share < used; ++share) {
-          const size_t place = partials.at(head, share, token, h);
-          if (t.weight[place] == 0) continue;
-          const double weight = weight_of(t.weight[place], t.most_score[place], most);
-          all += weight;
-          for (size_t d = 0; d < mean.size(); ++d)
-            mean[d] += weight * t.partial[place * mean.size() + d] / t.weight[place];
-        }
-        const int64_t at = (token * out.shape[1] + head * partials.group + h) * partials.dim;
-        for (int64_t d = 0; d < partials.dim; ++d)
-          put(out, at + d, all == 0 ? 0 : static_cast<float>(mean[d] / all));
-      }
+// Calls body(token, head) for each query head of the instruction's KV heads.
+void for_heads(const StepCall& call, int64_t group, const auto& body) {
+  for (int64_t token = 0; token < call.pass.batch.size(); ++token)
+    for (int64_t head = call.in.begin * group; head < call.in.end * group; ++head)
+      body(token, head);
 }
 
-// Every reduction of the request's layers merges by that weight, the last shares left out.
+void check_shares(const FaultRequest& request, int64_t shares, int64_t least) {
+  check(shares >= least,
+        "the schedule has {} share{} of the pages, fault {} wants {} or more: make one with "
+        "lockstep schedule --kv-shares {} --json FILE, and add --step FILE",
+        shares, shares == 1 ? "" : "s", request.name, least, std::max<int64_t>(2, least));
+}
+
+// Every reduction of the request's layers merges by that weight of a share, of the amount by which
+// its attn.lse is below the largest one, with the last shares left out.
 void seed_step_merge(const Seams& seams, const FaultRequest& request, int64_t left_out,
-                     StepWeight weight) {
+                     double (*weight_of)(double below)) {
   const int64_t shares = seams.step->schedule.kv_shares;
-  check(shares > left_out, "fault {} wants a schedule with shares of the pages, found {}",
-        request.name, shares);
-  compute_wrong(seams, request, Opcode::attention_reduction,
-                [=](const StepCall& call) { merge_by(call, shares, shares - left_out, weight); });
-}
-
-// The weight of a share as a right merge has it.
-double right_share(double sum, double largest, double most) {
-  return sum * std::exp(largest - most);
+  check_shares(request, shares, left_out + 1);
+  compute_wrong(seams, request, Opcode::attention_reduction, [=](const StepCall& call) {
+    const Heads heads(call, shares);
+    const PassTensors::Layer& layer = call.tensors.layers[call.in.layer];
+    for_heads(call, heads.group, [&](int64_t token, int64_t head) {
+      double most = -std::numeric_limits<double>::infinity(), all = 0;
+      for (int64_t share = 0; share < shares - left_out; ++share)
+        most = std::max(most, value_at(layer.lse, heads.at(share, token, head)));
+      std::vector<double> mean(static_cast<size_t>(heads.dim));
+      for (int64_t share = 0; share < shares - left_out; ++share) {
+        const int64_t place = heads.at(share, token, head);
+        const double lse = value_at(layer.lse, place);
+        if (std::isinf(lse)) continue;  // no key of that share is seen
+        const double weight = weight_of(lse - most);
+        all += weight;
+        for (int64_t d = 0; d < heads.dim; ++d)
+          mean[static_cast<size_t>(d)] += weight * value_at(layer.partial, place * heads.dim + d);
+      }
+      const int64_t at = (token * heads.heads + head) * heads.dim;
+      for (int64_t d = 0; d < heads.dim; ++d)
+        put(layer.out, at + d,
+            all == 0 ? 0 : static_cast<float>(mean[static_cast<size_t>(d)] / all));
+    });
+  });
 }
 
 // A log-sum to the base 2 is that to the base e over log 2.
 void seed_step_merge_base_e(const Seams& seams, const FaultRequest& request) {
-  seed_step_merge(seams, request, 0, [](double sum, double largest, double most) {
-    return std::exp(((largest - most) + std::log(sum)) / std::log(2.0));
-  });
-}
-// A log-sum-exp to which the largest score was not added back.
-void seed_step_merge_without_most(const Seams& seams, const FaultRequest& request) {
-  seed_step_merge(seams, request, 0, [](double sum, double, double) { return sum; });
+  seed_step_merge(seams, request, 0, [](double below) { return std::exp(below / std::log(2.0)); });
 }
 // The list agrees: the reduction reads and waits for a share less.
 void seed_step_last_share_left_out(const Seams& seams, const FaultRequest& request) {
@@ -203,47 +198,68 @@ void seed_step_last_share_left_out(const Seams& seams, const FaultRequest& reque
         schedule.instructions[place_of(schedule, Opcode::attention_reduction, layer, 0)];
     --in.waits[0].value;
   });
-  seed_step_merge(seams, request, 1, right_share);
+  seed_step_merge(seams, request, 1, [](double below) { return std::exp(below); });
   run_early(*seams.step);
 }
 
-// A share of the softmax of one query of a head over the keys of KV head `of`, into the place of
-// its own.
-void attend_over(const StepCall& call, int64_t token, int64_t request, int64_t head, int64_t of,
-                 int64_t shares) {
+// A share of the softmax of one query of a head over the keys of a KV head.
+struct Attended {
+  std::vector<double> scores, mean;
+  double most = -std::numeric_limits<double>::infinity(), weight = 0;
+};
+Attended attend_over(const StepCall& call, int64_t token, int64_t request, int64_t head,
+                     int64_t kv_head, int64_t shares) {
   const PassTensors::Layer& layer = call.tensors.layers[call.in.layer];
   const AttentionBatch batch = call.pass.batch.attention();
-  const Partials partials(call, shares);
-  const int64_t dim = partials.dim, page = layer.cache.page_size();
-  const int64_t heads = call.pass.model.config().heads, kv_heads = heads / partials.group;
+  const Heads heads(call, shares);
+  const int64_t dim = heads.dim, page = layer.cache.page_size();
   const int64_t length = batch.context_length.as<int32_t>()[request];
   const int64_t position = length - (batch.query_start.as<int32_t>()[request + 1] - token);
   const int64_t pages = (length + page - 1) / page;
   const int64_t end = std::min(pages * (call.in.share + 1) / shares * page, position + 1);
   const auto* table = batch.page_table.as<int32_t>() + request * batch.page_table.shape[1];
-  const size_t place = partials.at(call.in.begin, call.in.share, token, head);
-  std::vector<double> scores, sum(static_cast<size_t>(dim));
+  Attended made{.mean = std::vector<double>(static_cast<size_t>(dim))};
   std::vector<int64_t> rows;
-  double most = -std::numeric_limits<double>::infinity(), weight = 0;
   for (int64_t key = pages * call.in.share / shares * page; key < end; ++key) {
-    rows.push_back(((table[key / page] * page + key % page) * kv_heads + of) * dim);
+    rows.push_back(
+        ((table[key / page] * page + key % page) * (heads.heads / heads.group) + kv_head) * dim);
     double score = 0;
     for (int64_t d = 0; d < dim; ++d)
-      score += value_at(layer.q_rope,
-                        (token * heads + call.in.begin * partials.group + head) * dim + d) *
+      score += value_at(layer.q_rope, (token * heads.heads + head) * dim + d) *
                value_at(layer.cache.k, rows.back() + d);
-    scores.push_back(score / std::sqrt(static_cast<double>(dim)));
-    most = std::max(most, scores.back());
+    made.scores.push_back(score / std::sqrt(static_cast<double>(dim)));
+    made.most = std::max(made.most, made.scores.back());
   }
-  for (size_t i = 0; i < scores.size(); ++i) {
-    const double p = std::exp(scores[i] - most);
-    weight += p;
+  for (const double score : made.scores) made.weight += std::exp(score - made.most);
+  for (size_t i = 0; i < rows.size(); ++i)
     for (int64_t d = 0; d < dim; ++d)
-      sum[static_cast<size_t>(d)] += p * value_at(layer.cache.v, rows[i] + d);
-  }
-  std::ranges::copy(sum, call.tensors.partial.begin() + static_cast<int64_t>(place) * dim);
-  call.tensors.most_score[place] = most;
-  call.tensors.weight[place] = weight;
+      made.mean[static_cast<size_t>(d)] +=
+          std::exp(made.scores[i] - made.most) / made.weight * value_at(layer.cache.v, rows[i] + d);
+  return made;
+}
+
+// Calls body(place in attn.lse, share of the softmax) for each query of the instruction's heads,
+// over the keys of the KV head that is `past` its own.
+void for_attended(const StepCall& call, int64_t shares, int64_t past, const auto& body) {
+  const auto* start = call.pass.batch.attention().query_start.as<int32_t>();
+  const Heads heads(call, shares);
+  const int64_t requests = call.pass.batch.attention().context_length.rows();
+  for_heads(call, heads.group, [&](int64_t token, int64_t head) {
+    const int64_t request = std::upper_bound(start, start + requests, token) - start - 1;
+    body(heads.at(call.in.share, token, head),
+         attend_over(call, token, request, head, head / heads.group + past, shares));
+  });
+}
+
+// A log-sum-exp of a share to which its largest score was not added back.
+void seed_step_lse_without_most(const Seams& seams, const FaultRequest& request) {
+  const int64_t shares = seams.step->schedule.kv_shares;
+  check_shares(request, shares, 2);
+  compute_wrong(seams, request, Opcode::partial_attention, [shares](const StepCall& call) {
+    for_attended(call, shares, 0, [&](int64_t place, const Attended& made) {
+      put(call.tensors.layers[call.in.layer].lse, place, static_cast<float>(std::log(made.weight)));
+    });
+  });
 }
 
 // Queries of the first KV head over the keys and values of the next one. The list says so too, and
@@ -263,13 +279,13 @@ void seed_step_other_kv_head(const Seams& seams, const FaultRequest& request) {
   });
   compute_wrong(seams, request, Opcode::partial_attention, [shares](const StepCall& call) {
     if (call.in.begin > 0) return;
-    const AttentionBatch batch = call.pass.batch.attention();
-    const auto* start = batch.query_start.as<int32_t>();
-    const ModelConfig& c = call.pass.model.config();
-    for (int64_t request = 0; request < batch.context_length.rows(); ++request)
-      for (int64_t token = start[request]; token < start[request + 1]; ++token)
-        for (int64_t head = 0; head < c.heads / c.kv_heads; ++head)
-          attend_over(call, token, request, head, call.in.begin + 1, shares);
+    const PassTensors::Layer& layer = call.tensors.layers[call.in.layer];
+    for_attended(call, shares, 1, [&](int64_t place, const Attended& made) {
+      put(layer.lse, place, static_cast<float>(made.most + std::log(made.weight)));
+      const auto dim = std::ssize(made.mean);
+      for (int64_t d = 0; d < dim; ++d)
+        put(layer.partial, place * dim + d, static_cast<float>(made.mean[static_cast<size_t>(d)]));
+    });
   });
 }
 
@@ -379,7 +395,7 @@ constexpr Fault kInstructionRows[] = {
      true,
      Fault::Seat::instructions},
     {"step-other-kv-head",
-     "attn.out",
+     "attn.partial",
      "the partial attention of a KV head is that of the next one",
      "--executor instructions",
      {},
@@ -396,13 +412,13 @@ constexpr Fault kInstructionRows[] = {
      seed_step_merge_base_e,
      true,
      Fault::Seat::instructions},
-    {"step-merge-without-most",
-     "attn.out",
-     "shares of the pages are merged by sums without their largest scores",
+    {"step-lse-without-most",
+     "attn.lse",
+     "the logarithm of a share's sum lacks the largest score that its terms are beside",
      "--executor instructions with shares of the pages",
      {},
-     is_dense,
-     seed_step_merge_without_most,
+     has_every_key,
+     seed_step_lse_without_most,
      true,
      Fault::Seat::instructions},
     {"step-last-share-left-out",

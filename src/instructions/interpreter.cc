@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -35,20 +36,20 @@ class Interpreter {
     activations_->resize(pass.batch.size(), pass.batch.logit_rows.view().count());
     tensors_ = {};
     tensors_.layers.reserve(config_.layers);
-    // Layers share the partial results, as they do in the schedule: an instruction of the next
-    // layer overwrites them.
-    const int64_t rows = config_.heads * options_.schedule.kv_shares * pass.batch.size();
-    constexpr double kUnwritten = std::numeric_limits<double>::quiet_NaN();
-    tensors_.partial.assign(static_cast<size_t>(rows * config_.head_dim), kUnwritten);
-    tensors_.most_score.assign(static_cast<size_t>(rows), kUnwritten);
-    tensors_.weight.assign(static_cast<size_t>(rows), kUnwritten);
+    of_shares_.clear();
     return *activations_;
+  }
+
+  // A tensor of one layer's shares for the pass: no model has a buffer for it.
+  TensorView make_of_shares(const Shape& shape) {
+    return of_shares_.emplace_back(shape, DType::f32, Device::cpu).view();
   }
 
  private:
   ModelConfig config_;
   InterpreterOptions options_;
   std::optional<Activations> activations_;
+  std::deque<Tensor> of_shares_;
   PassTensors tensors_;
 };
 
@@ -86,7 +87,15 @@ class InstructionExecutor : public PieceExecutor {
       take(*to, *from);
   }
 
-  void attend(const KvCache& /*cache*/) override { take(now().out, a_.attention); }
+  void attend(const KvCache& /*cache*/) override {
+    PassTensors::Layer& l = now();
+    const int64_t tokens = pass_.batch.size(), shares = interpreter_->options().schedule.kv_shares;
+    const Shape of_head = {tokens, shares, config_.heads};
+    take(l.lse, interpreter_->make_of_shares(of_head));
+    take(l.partial,
+         interpreter_->make_of_shares({tokens, shares, config_.heads, config_.head_dim}));
+    take(l.out, a_.attention);
+  }
   void project(const LayerWeights& /*w*/) override { take(now().o, a_.branch); }
 
   void gate_up_silu(const LayerWeights& /*w*/) override {
@@ -182,6 +191,10 @@ class InstructionExecutor : public PieceExecutor {
     show("attn.q_rope", l.q_rope);
     show("attn.k_rope", l.k_rope);
     show_kv(l.cache);
+    if (shows_shares(interpreter_->options().schedule)) {
+      show("attn.partial", l.partial);
+      show("attn.lse", l.lse);
+    }
     show("attn.out", l.out);
     show("attn.o", l.o);
     show("attn.residual", l.attn_residual);
@@ -245,7 +258,7 @@ struct Made {
   std::string_view point;
   Opcode opcode;
 };
-constexpr std::array<Made, 17> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_append},
+constexpr std::array<Made, 19> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_append},
                                          {"attn.q", Opcode::norm_qkv_rope_append},
                                          {"attn.k", Opcode::norm_qkv_rope_append},
                                          {"attn.v", Opcode::norm_qkv_rope_append},
@@ -253,6 +266,8 @@ constexpr std::array<Made, 17> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_app
                                          {"attn.k_norm", Opcode::norm_qkv_rope_append},
                                          {"attn.q_rope", Opcode::norm_qkv_rope_append},
                                          {"attn.k_rope", Opcode::norm_qkv_rope_append},
+                                         {"attn.partial", Opcode::partial_attention},
+                                         {"attn.lse", Opcode::partial_attention},
                                          {"attn.out", Opcode::attention_reduction},
                                          {"attn.o", Opcode::o_residual},
                                          {"attn.residual", Opcode::o_residual},
@@ -263,17 +278,30 @@ constexpr std::array<Made, 17> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_app
                                          {"mlp.down", Opcode::down_residual},
                                          {"mlp.residual", Opcode::down_residual}}};
 
+// The query head and the share that a number of attn.partial or attn.lse is of.
+struct OfShare {
+  int64_t share, head;
+};
+OfShare share_of(const ScheduledModel& m, std::string_view point, int64_t number) {
+  const int64_t head = point == "attn.partial" ? number / m.head_dim : number;
+  return {head / m.heads, head % m.heads};
+}
+
 // The row of the opcode's weights, or the KV head, that a number of a point comes from. The rows of
 // the first opcode are those of the stacked weights of q, k and v.
 int64_t row_of(const ScheduledModel& m, std::string_view point, int64_t number) {
   if (point.ends_with("norm") && !point.ends_with("_norm")) return 0;  // whoever holds row 0
   if (point == "attn.out") return number / (m.head_dim * m.group());
+  if (point == "attn.partial" || point == "attn.lse")
+    return share_of(m, point, number).head / m.group();
   if (point.starts_with("attn.k")) return m.heads * m.head_dim + number;
   if (point == "attn.v") return (m.heads + m.kv_heads) * m.head_dim + number;
   return number;
 }
 
 }  // namespace
+
+bool shows_shares(const Schedule& schedule) { return schedule.kv_shares > 1; }
 
 MakeExecutor interpreter_of(const ModelConfig& config, InterpreterOptions options) {
   check_sizes(config, options.schedule.model);
@@ -293,9 +321,11 @@ const Instruction* writer_of(const Schedule& schedule, std::string_view point, i
     opcode = made->opcode;
   }
   const int64_t row = row_of(schedule.model, point, number);
+  const bool in_shares = opcode == Opcode::partial_attention;
+  const int64_t share = in_shares ? share_of(schedule.model, point, number).share : 0;
   for (const Instruction& in : schedule.instructions)
     if (in.opcode == opcode && (in.layer == layer || opcode == Opcode::norm_head) &&
-        in.begin <= row && row < in.end)
+        in.begin <= row && row < in.end && (!in_shares || in.share == share))
       return &in;
   return nullptr;
 }

@@ -34,6 +34,9 @@ struct InterpreterOptions {
   std::function<void(const StepCall&)> around = {};
 };
 
+// Whether its executors show attn.partial and attn.lse: where nothing is cut, nothing is merged.
+bool shows_shares(const Schedule& schedule);
+
 // Makes executors that run passes of that model so. Throws Error unless the schedule is of the
 // model's sizes, ends, holds whole heads and has opcodes of Lockstep's alone, with mlp.down in one
 // sum. The options are copied. All executors share one set of buffers, so that only one of them may
@@ -41,7 +44,8 @@ struct InterpreterOptions {
 MakeExecutor interpreter_of(const ModelConfig& config, InterpreterOptions options);
 
 // The instruction that stored a number: of a row of a point, by its place behind the row's first
-// one. Null: none did, such as of embed. It points into the schedule.
+// one (of attn.partial and attn.lse, whose rows have shares, then heads). Null: none did, such as
+// of embed. It points into the schedule.
 const Instruction* writer_of(const Schedule& schedule, std::string_view point, int layer,
                              int64_t number);
 

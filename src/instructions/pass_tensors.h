@@ -6,9 +6,8 @@
 
 namespace lockstep {
 
-// All tensors of a pass. Partial results of attention are kept in fp64, which no engine has: what
-// is merged of them is rounded once. Views of the executor's buffers and of the model's weights:
-// they hold for one pass, on the CPU.
+// All tensors of a pass. Views of the executor's buffers and of the model's weights: they hold for
+// one pass, on the CPU.
 struct PassTensors {
   // Where the numbers of a layer lie in a pass that keeps them all, and what they are computed
   // with.
@@ -19,20 +18,20 @@ struct PassTensors {
     TensorView in, attn_norm;         // [tokens, hidden]; in: the stream
     TensorView q, q_norm, q_rope;     // [tokens, heads, head_dim]
     TensorView k, k_norm, k_rope, v;  // [tokens, kv_heads, head_dim]
-    TensorView out;                   // [tokens, heads, head_dim] of attention
-    TensorView o, attn_residual;      // [tokens, hidden]
-    TensorView mlp_norm;              // [tokens, hidden]
-    TensorView gate, up, act;         // [tokens, intermediate]
-    TensorView down, mlp_residual;    // [tokens, hidden]
+    // Each share of the pages has an attention of its own, in fp32 (attn.partial of points.h).
+    TensorView partial;             // [tokens, shares, heads, head_dim]
+    TensorView lse;                 // [tokens, shares, heads]
+    TensorView out;                 // [tokens, heads, head_dim] of attention
+    TensorView o, attn_residual;    // [tokens, hidden]
+    TensorView mlp_norm;            // [tokens, hidden]
+    TensorView gate, up, act;       // [tokens, intermediate]
+    TensorView down, mlp_residual;  // [tokens, hidden]
   };
 
   std::vector<Layer> layers;
   TensorView final_norm_weight, final_norm;  // [hidden], [tokens, hidden]
   WeightView lm_head;                        // [vocab, hidden]
   TensorView logits;                         // [logit rows, vocab]
-  // By KV head, share, token and query head of the group.
-  std::vector<double> partial;             // [.., head_dim]: sums of exp(score - most) V
-  std::vector<double> most_score, weight;  // [..]: the largest score, the sum of exp(score - most)
 };
 
 }  // namespace lockstep

@@ -177,7 +177,8 @@ void StepOps::partial_attention(const Instruction& in) const {
   for (int64_t head = in.begin; head < in.end; ++head) attend(in, head);
 }
 
-// Source: Milakov and Gimelshein 2018, the state of an online softmax of a share of the keys.
+// Source: Milakov and Gimelshein 2018, the state of an online softmax of a share of the keys, in
+// its normalised form (Dao et al. 2023, Flash-Decoding).
 void StepOps::attend(const Instruction& in, int64_t kv_head) const {
   const PassTensors::Layer& layer = t_.layers[in.layer];
   const AttentionBatch batch = pass_.batch.attention();
@@ -186,7 +187,7 @@ void StepOps::attend(const Instruction& in, int64_t kv_head) const {
   const int64_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
   const int64_t page_size = layer.cache.page_size(), window = config_.window[in.layer];
   const double scale = 1 / std::sqrt(static_cast<double>(dim));
-  std::vector<double> scores;
+  std::vector<double> scores, sum(static_cast<size_t>(dim));
   for (int64_t r = 0; r < batch.context_length.rows(); ++r) {
     const auto* table = batch.page_table.as<int32_t>() + r * batch.page_table.shape[1];
     const int64_t pages = (length[r] + page_size - 1) / page_size;
@@ -203,8 +204,8 @@ void StepOps::attend(const Instruction& in, int64_t kv_head) const {
         return (slot * config_.kv_heads + kv_head) * dim;
       };
       for (int64_t h = 0; h < group; ++h) {
-        const int64_t query = (token * config_.heads + kv_head * group + h) * dim;
-        const size_t place = partial_place(kv_head, in.share, token, h);
+        const int64_t head = kv_head * group + h, query = (token * config_.heads + head) * dim;
+        const int64_t place = share_place(in.share, token, head);
         double most = -std::numeric_limits<double>::infinity(), weight = 0;
         scores.clear();
         for (int64_t key = keys.begin; key < keys.end; ++key) {
@@ -216,16 +217,16 @@ void StepOps::attend(const Instruction& in, int64_t kv_head) const {
           // A NaN stays one.
           most = scores.back() <= most ? most : scores.back();
         }
-        double* sum = t_.partial.data() + place * static_cast<size_t>(dim);
-        std::fill_n(sum, dim, 0.0);
+        std::ranges::fill(sum, 0.0);
         for (int64_t key = keys.begin; key < keys.end; ++key) {
           const double p = std::exp(scores[key - keys.begin] - most);
           const int64_t row = row_of(key);
           weight += p;
           for (int64_t d = 0; d < dim; ++d) sum[d] += p * value_at(layer.cache.v, row + d);
         }
-        t_.most_score[place] = most;
-        t_.weight[place] = weight;
+        for (int64_t d = 0; d < dim; ++d)
+          store(layer.partial, place * dim + d, weight == 0 ? 0 : sum[d] / weight);
+        store(layer.lse, place, weight == 0 ? most : most + std::log(weight));
       }
     }
   }
@@ -235,29 +236,32 @@ void StepOps::attention_reduction(const Instruction& in) const {
   for (int64_t head = in.begin; head < in.end; ++head) merge(in, head);
 }
 
-// Partial results are rescaled to the largest score of all shares before they are added, so that no
-// exponential overflows; one that no key was seen in counts nothing, whatever its score.
+// Shares weigh exp(lse), beside the largest of them, so that no exponential overflows; one that no
+// key was seen in counts nothing, whatever its partial result.
 void StepOps::merge(const Instruction& in, int64_t kv_head) const {
+  constexpr double kNever = -std::numeric_limits<double>::infinity();
   const int64_t dim = config_.head_dim, group = config_.heads / config_.kv_heads;
-  const TensorView& out = t_.layers[in.layer].out;
+  const PassTensors::Layer& layer = t_.layers[in.layer];
+  std::vector<double> sum(static_cast<size_t>(dim));
   for (int64_t token = 0; token < tokens(); ++token)
-    for (int64_t h = 0; h < group; ++h) {
-      double most = -std::numeric_limits<double>::infinity(), weight = 0;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      double most = kNever, weight = 0;
       for (int64_t share = 0; share < schedule_.kv_shares; ++share) {
-        const double score = t_.most_score[partial_place(kv_head, share, token, h)];
-        most = score <= most ? most : score;
+        const double lse = value_at(layer.lse, share_place(share, token, head));
+        most = lse <= most ? most : lse;
       }
-      std::vector<double> sum(static_cast<size_t>(dim));
+      std::ranges::fill(sum, 0.0);
       for (int64_t share = 0; share < schedule_.kv_shares; ++share) {
-        const size_t place = partial_place(kv_head, share, token, h);
-        if (t_.weight[place] == 0) continue;  // no key of that share is seen
-        const double rescale = std::exp(t_.most_score[place] - most);
-        weight += t_.weight[place] * rescale;
+        const int64_t place = share_place(share, token, head);
+        const double lse = value_at(layer.lse, place);
+        if (lse == kNever) continue;  // no key of that share is seen
+        const double rescale = std::exp(lse - most);
+        weight += rescale;
         for (int64_t d = 0; d < dim; ++d)
-          sum[d] += t_.partial[place * static_cast<size_t>(dim) + static_cast<size_t>(d)] * rescale;
+          sum[d] += rescale * value_at(layer.partial, place * dim + d);
       }
-      const int64_t at = (token * config_.heads + kv_head * group + h) * dim;
-      for (int64_t d = 0; d < dim; ++d) store(out, at + d, weight == 0 ? 0 : sum[d] / weight);
+      const int64_t at = (token * config_.heads + head) * dim;
+      for (int64_t d = 0; d < dim; ++d) store(layer.out, at + d, weight == 0 ? 0 : sum[d] / weight);
     }
 }
 

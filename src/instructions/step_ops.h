@@ -9,7 +9,9 @@ namespace lockstep {
 // pass, by the model's table of ops. Products, norms and RoPE round where one op a line rounds
 // them; whoever holds row 0 stores the norm that it computed for itself. Several threads may
 // compute different instructions of one pass. Borrows all for the pass. Rounds to the run's dtype
-// where the ops do; attention alone is of this class's own, in fp64 to its one store.
+// where the ops do; attention alone is of this class's own, in fp64 to its stores: the softmax of a
+// share is normalised and stored in fp32, beside the natural logarithm of its sum, and merged by
+// that.
 class StepOps {
  public:
   StepOps(const PassParts& pass, const Schedule& schedule, PassTensors& tensors)
@@ -56,10 +58,9 @@ class StepOps {
                int64_t place) const;
   void add_to_stream(PointName name, const Instruction& in, const TensorView& sum,
                      const TensorView& stream, const TensorView& branch) const;
-  size_t partial_place(int64_t kv_head, int64_t share, int64_t token, int64_t head) const {
-    const int64_t group = config_.heads / config_.kv_heads;
-    return static_cast<size_t>(
-        ((kv_head * schedule_.kv_shares + share) * tokens() + token) * group + head);
+  // The place of a query head in attn.lse, and so that of its first number in attn.partial.
+  int64_t share_place(int64_t share, int64_t token, int64_t head) const {
+    return (token * schedule_.kv_shares + share) * config_.heads + head;
   }
 
   const PassParts& pass_;

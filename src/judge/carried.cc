@@ -104,7 +104,7 @@ Numbers of_stacked(Oracle& oracle, OracleCall call, int64_t times, Error error) 
 }
 
 bool mixes(OpKind op) {
-  return row_of(op).has_matrix || op == OpKind::attention || op == OpKind::weighted_sum;
+  return row_of(op).has_matrix || row_of(op).attends || op == OpKind::weighted_sum;
 }
 
 // An Inf or NaN that a moved input makes has an infinite square: the element is then held to
@@ -278,7 +278,7 @@ CarriedErrors carried_errors(Oracle& oracle, const OracleCall& asked, const Inpu
   CarriedErrors carried;
   if (base.want.empty()) return carried;
   Carrying carrying(oracle, call, errors, base, carried);
-  if (call.place.point->op == OpKind::attention)
+  if (row_of(call.place.point->op).attends)
     carrying.attend();
   else
     carrying.stack();

@@ -221,7 +221,7 @@ bool HiddenTensors::rows_alike(const Place& place) const {
   std::vector<Place> ops = region_of(place);
   ops.push_back(place);
   return std::ranges::any_of(ops, [&](const Place& op) {
-    if (op.point->op != OpKind::attention) return false;
+    if (!row_of(op.point->op).attends) return false;
     const std::vector<Place> written = graph_.inputs_of(graph_.inputs_of(op).at(1));
     return !std::ranges::all_of(written, [&](const Place& k) { return is_recorded(k); });
   });

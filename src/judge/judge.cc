@@ -12,6 +12,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/free_slots.h"
 #include "src/judge/judge_state.h"
+#include "src/judge/shares.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"
 
@@ -41,6 +42,26 @@ std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
       contracts[std::string(p.name)] = RoundingContract::tf32;
   }
   return contracts;
+}
+
+// Nobody reads the shares of an attention but who judges them, so that a trace in which no pass has
+// them is as that of an engine that shows none.
+Manifest without_unseen_shares(Manifest manifest, const JudgeOptions& options) {
+  if (options.recorded)
+    manifest.graph = manifest.graph.restricted([&](const Place& place) {
+      return !place.point->is_of_shares() || options.recorded(place);
+    });
+  return manifest;
+}
+
+// The recorded inputs of an op that is judged by other ones: the shares that an attention is merged
+// of. `read` is left those that it is judged by.
+std::vector<Place> take_shares(std::vector<Place>& read) {
+  const auto first = std::stable_partition(
+      read.begin(), read.end(), [](const Place& input) { return !input.point->is_of_shares(); });
+  const std::vector<Place> shares(first, read.end());
+  read.erase(first, read.end());
+  return shares;
 }
 
 // A node whose tensor is missing, should its point turn out to be recorded elsewhere.
@@ -133,9 +154,11 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
       error_map(facts.page_size, options.rows) {
-  const Graph wanted = oracle.graph().restricted(
-      [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
-  check(wanted == manifest.graph,
+  const Graph wanted =
+      with_shares_of(manifest.graph, oracle.graph().restricted([&](const Place& place) {
+        return !place.point->optional || manifest.graph.has(place);
+      }));
+  check(without_merges(wanted) == without_merges(manifest.graph),
         "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
         "made with",
         text_of(manifest.graph), text_of(wanted));
@@ -182,7 +205,15 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
     hide_place(index, pass, judged);
     return;
   }
-  std::vector<NodeOutcomes> all = op_judge.judge(place, ancestry.inputs(index), pass);
+  std::vector<Place> read = ancestry.inputs(index);
+  const std::vector<Place> shares = take_shares(read);
+  std::vector<NodeOutcomes> all = op_judge.judge(place, read, pass);
+  // An attention is as wrong as its shares where nobody judges these.
+  const auto is_judged = [&](const Place& share) {
+    return options.selection.has(*share.point, share.layer);
+  };
+  if (!shares.empty() && std::ranges::all_of(shares, is_judged))
+    op_judge.judge_merge(place, shares, pass, all);
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   const std::vector<Place> region = op_judge.hidden().region_of(place);
   const std::vector<Place> cached = manifest.graph.inputs_of({&point("attn.kv"), place.layer});
@@ -197,7 +228,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       outcome.request = node.request;
       outcome.finding.region = region;
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
-      if (place.point->op == OpKind::attention && is_own_engine(manifest) && makes_nan(outcome))
+      if (row_of(place.point->op).attends && is_own_engine(manifest) && makes_nan(outcome))
         outcome.finding.rule +=
             past_context_text(pass.seen, node.request, facts.page_size, sees_cache);
       if (is_cached && is_own_engine(manifest) && makes_nan(outcome))
@@ -314,7 +345,8 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
 
 Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
              ReferenceModel* rounded, JudgeOptions options)
-    : state_(std::make_unique<State>(manifest, oracle, exact, rounded, std::move(options))) {}
+    : state_(std::make_unique<State>(without_unseen_shares(manifest, options), oracle, exact,
+                                     rounded, std::move(options))) {}
 Judge::~Judge() = default;
 
 std::vector<NodeId> Judge::judge(const Pass& pass) {

@@ -16,6 +16,7 @@
 #include "src/judge/model_pass.h"
 #include "src/judge/op_judge_parts.h"
 #include "src/judge/ops/judged_op.h"
+#include "src/judge/shares.h"
 #include "src/stats/mutant.h"
 
 namespace lockstep {
@@ -69,9 +70,14 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   call.rows = rows;
   call.tokens = std::span(group.tokens).subspan(first, count);
   call.lengths = std::span(group.lengths).subspan(first, count);
-  if (place.point->op == OpKind::attention)
+  if (row_of(place.point->op).attends && !group.merged)
     call.keys_values =
         hidden_.covers(inputs.at(1)) ? group.derived.values() : group.cache.keys_values();
+  // All rows are of one request. A tensor that lacks the axis is of a wrong shape, whatever it
+  // holds.
+  if (place.point->is_of_shares())
+    call.shares = share_begins(call.lengths.front(), options_.page_size,
+                               group.tensor->shape.rank() > 1 ? group.tensor->shape[1] : 1);
   const auto tensor = [&](const Place& input) {
     return tensor_of(input, pass, call.rows.front().request);
   };
@@ -166,7 +172,7 @@ void OpJudge::ask_before() {
   const OpKind op = place.point->op;
   const std::vector<RoundingContract> contracts = candidates(place);
   const bool plain = contracts.size() == 1 && stricter_of(contracts[0]) == contracts[0] &&
-                     !is_of_sum(contracts[0]) && op != OpKind::attention;
+                     !is_of_sum(contracts[0]) && !row_of(op).attends;
   group.tensor = pass->seen.tensor(place, -1);
   if (!plain || !group.tensor || group.tensor->data.view().empty()) return;
   for (const Place& input : inputs)
@@ -366,7 +372,7 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   const size_t size = block.got.row_size();
   const int64_t row = i;
   const Group::Member& member = group.members[group.owner[block.first + i]];
-  thread_local std::vector<double> of_got, of_exact, of_rounded;  // not cleared for each row
+  thread_local std::vector<double> of_got, of_exact, of_rounded, of_empty;  // not cleared by row
   Measured measured;
   if (block.exact.measured) {
     const DistantRow distant = block.exact.measured->row(i);
@@ -374,13 +380,14 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
     into = member.meter->measure(block.rows[i].position, distant, block.gain);
     if (block.exact_model.empty()) return measured;
   }
-  const std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
-  const std::span<const double> seen = row_of(block.got, row, of_got);
+  std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
+  std::span<const double> seen = row_of(block.got, row, of_got);
   measured.sums.add_row(seen, want, row_of(block.exact_model, row, of_exact),
                         row_of(block.rounded_model, row, of_rounded), block.dtype);
   if (block.exact.measured) return measured;
-  const Budget b = budget_of_row(block, i);
-  if (options_.show && block.exact.contract == candidates(block.place).front())
+  Budget b = budget_of_row(block, i);
+  if (judged_op(block.place.point->op).may_be_empty) pass_empty(want, seen, b, of_empty);
+  if (options_.show && !group.merged && block.exact.contract == candidates(block.place).front())
     options_.show(block.place, block.rows[i], want, b.limit);
   into = member.meter->measure(block.rows[i].position,
                                {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain,

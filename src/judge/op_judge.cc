@@ -16,6 +16,7 @@
 #include "src/judge/op_judge_parts.h"
 #include "src/judge/ops/judged_op.h"
 #include "src/judge/row_sample.h"
+#include "src/judge/shares.h"
 
 namespace lockstep {
 namespace {
@@ -42,13 +43,14 @@ OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
       graph_(graph),
       options_(std::move(options)),
       contracts_(options_.contracts),
-      hidden_(oracle, graph,
+      hidden_(oracle, without_merges(graph),
               {.dtype = options_.dtype,
                .recorded = options_.recorded,
                .contracts = [this](const Place& place) { return candidates(place); }}),
       judged_rows_{.asked = options_.rows} {}
 
 const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) const {
+  if (wrong_by_shares_.contains(key_of(place))) return nullptr;
   const auto pool = pools_.find({key_of(place), contract});
   return pool == pools_.end() ? nullptr : &pool->second;
 }
@@ -91,7 +93,8 @@ std::map<OpKind, Reached> OpJudge::reached() const {
     const Point& p = kPoints[key.first.first];
     const Moments& m = pool.sum();
     // Shares and gains of few elements are chance.
-    if (key.second != RoundingContract::fused || !reached.contains(p.op) || m.elements < kMany)
+    if (key.second != RoundingContract::fused || !reached.contains(p.op) || m.elements < kMany ||
+        wrong_by_shares_.contains(key.first))
       continue;
     const double gain = m.power > 0 ? std::fabs(m.cross) / m.power : 0;
     reached[p.op].add({.share = m.share(), .gain = gain});
@@ -191,32 +194,38 @@ bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const J
   if (reads_sum(place, inputs))
     for (const Place& addend : graph_.inputs_of(inputs[0]))
       group.knows_sum = group.knows_sum && knows(addend, pass, node);
-  if (place.point->op == OpKind::attention && hidden_.covers(inputs.at(1))) {
-    group.derived =
-        hidden_.keys_values(inputs.at(1), node.request, pass.seen.length_of(node.request));
-    if (!group.derived.trouble.empty()) {
-      outcomes = {inconclusive(group.derived.trouble)};
-      return false;
-    }
-    group.blurred_inputs = group.blurred_inputs || !group.derived.exact();
-  } else if (place.point->op == OpKind::attention) {
-    const Place& kv = inputs.at(1);
-    group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
-    std::string trouble = group.cache.trouble();
-    if (misshapen_.contains(key_of(kv)) ||
-        !pass.seen.trouble(kv, options_.dtype, node).text.empty())
-      trouble = "attn.kv, which the op reads, was not captured, or not as the model has it";
-    if (!trouble.empty()) {
-      outcomes = {inconclusive(trouble)};
-      return false;
-    }
+  std::string trouble;
+  if (row_of(place.point->op).attends) trouble = find_cache(inputs.at(1), pass, node, group);
+  if (place.point->is_of_shares() && options_.page_size <= 0)
+    trouble = "which pages a share holds is not known, as the trace does not say its page_size";
+  if (!trouble.empty()) {
+    outcomes = {inconclusive(trouble)};
+    return false;
   }
+  add_rows(pass, node, group, outcomes);
+  return true;
+}
+
+void OpJudge::add_rows(const JudgedPass& pass, const NodeRows& node, Group& group,
+                       NodeOutcomes& outcomes) {
   group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
   group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
   group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
   group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
   group.members.emplace_back(&node, &outcomes);
-  return true;
+}
+
+std::string OpJudge::find_cache(const Place& kv, const JudgedPass& pass, const NodeRows& node,
+                                Group& group) const {
+  if (hidden_.covers(kv)) {
+    group.derived = hidden_.keys_values(kv, node.request, pass.seen.length_of(node.request));
+    group.blurred_inputs = group.blurred_inputs || !group.derived.exact();
+    return group.derived.trouble;
+  }
+  group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
+  if (misshapen_.contains(key_of(kv)) || !pass.seen.trouble(kv, options_.dtype, node).text.empty())
+    return "attn.kv, which the op reads, was not captured, or not as the model has it";
+  return group.cache.trouble();
 }
 
 std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
@@ -242,7 +251,7 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
       const NodeRows& judged = drawn.empty() ? node : drawn[i];
       if (!join(place, inputs, pass, judged, of_node, outcomes[i])) continue;
       judged_rows_.add(std::ssize(judged.rows), std::ssize(node.rows));
-      if (op != OpKind::attention) continue;
+      if (!row_of(op).attends) continue;
       judge_numbers(place, inputs, pass, group);  // of one request at a time
       group = {};
     }
@@ -346,8 +355,9 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   // No pool is of one contract where nodes may be of either of two.
   // Nor where rows have errors in common that come from what is hidden.
   const RoundingContract first = candidates(place).front();
-  // Nor of nodes that may be held to other angles yet.
-  const bool pools = stricter_of(first) == first && !group.blurred && !group.exact_angles;
+  // Nor of nodes that may be held to other angles yet, or that are judged a second time.
+  const bool pools =
+      stricter_of(first) == first && !group.blurred && !group.exact_angles && !group.merged;
   for (Group::Member& member : group.members)
     member.meter.emplace(meter_of(place, group, *member.node,
                                   pools ? &pools_[{key_of(place), contract}] : nullptr,
@@ -366,7 +376,7 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
   Measure measure = group.members[i].meter->finish();
   // Limits are learnt, and lowered, where one rounding is all there is: other contracts and hidden
   // inputs have budgets of another make.
-  if (contract == RoundingContract::fused && !group.blurred) {
+  if (contract == RoundingContract::fused && !group.blurred && !group.merged) {
     if (place.point->node_class != NodeClass::exact && !group.exact_angles)
       reached_[op].add(reached_by(measure));
     tighten(measure.statistics, options_.limits.of(op, dtype_at(place)));

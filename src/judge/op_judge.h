@@ -3,7 +3,8 @@
 //     rejected()       not there, of another shape, kept as digests, without an input: no numbers
 //     judge_cache()    attn.kv, by the hashes of what was written (cache_read.h)
 //     judge_indices()  argmax and top_k, by the values that they choose among (index_choice.h)
-//     join()           all others: nodes become members of a Group; of attention one request each
+//     join()           all others: nodes become members of a Group; of ops that attend one request
+//                      each
 //       judge_under()    under each contract that is tried
 //         measure_under()  blocks of its rows: Oracle::evaluate -> budget_of -> Meter::measure
 //         outcome_of()     the statistics of a member against their limits
@@ -125,14 +126,19 @@ class OpJudge {
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
+  // Whether wrong nodes of an attention are merged right of the shares that were recorded. Those
+  // that are get the outcome of their merge: they are wrong by what they were merged of. The others
+  // say so. `shares` are its attn.partial and attn.lse, which have been judged, and `outcomes`
+  // those of judge(), of that place.
+  void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
+                   std::vector<NodeOutcomes>& outcomes);
   // Before a place is judged: which one of the pass comes after it, so that the oracle is asked
   // about that while what it said of this one is measured. `pass` must live until after the last
   // one, too, none is expected.
   void expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass);
   void expect_none();
   // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
-  // request.
-  // Null when there are none.
+  // request. Null when there are none, or some are wrong by the shares that they were merged of.
   const PlacePool* pooled(const Place& place, RoundingContract contract) const;
   // The statistics of those rows, with their limits.
   std::vector<Statistic> pooled_statistics(const Place& place, RoundingContract contract) const;
@@ -172,6 +178,12 @@ class OpJudge {
             const NodeRows& node, Group& group, NodeOutcomes& outcomes);
   void judge_numbers(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                      Group& group);
+  // Adds a node's rows to the group, which reads nothing yet.
+  static void add_rows(const JudgedPass& pass, const NodeRows& node, Group& group,
+                       NodeOutcomes& outcomes);
+  // The cache that the op attends to, into the group. Returns why it cannot be read; "": it can.
+  std::string find_cache(const Place& kv, const JudgedPass& pass, const NodeRows& node,
+                         Group& group) const;
   // Adds those nodes of `own`, which are held to the exact angles, to `group` that do not fit them.
   void judge_by_exact_angles(const Place& place, const std::vector<Place>& inputs,
                              const JudgedPass& pass, Group& own, Group& group);
@@ -241,6 +253,8 @@ class OpJudge {
   std::map<int, Width> widened_by_;    // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
   std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
+  std::set<Key>
+      wrong_by_shares_;  // attentions whose pools have rows that are wrong by their shares
   std::map<Key, OtherContracts> others_;
   JudgedRows judged_rows_;
   std::vector<Meter::Row> rows_;  // of a block, for as long as it is measured

@@ -41,6 +41,7 @@ struct OpJudge::Group {
   bool compared = false;        // with the two models, which no contract changes
   bool answered = false;        // no number says what came out
   bool exact_angles = false;    // rope: its tables are not read, but made
+  bool merged = false;          // attention: of its shares, which it reads instead of the cache
 
   // Gives each member this outcome, of no numbers.
   void refuse(const NodeOutcome& outcome) {

@@ -36,7 +36,8 @@ struct Exact {
   Numbers want;
   int64_t terms =
       0;  // n: products summed per element (K of a linear op, D of a norm, experts of a softmax)
-  Numbers row_terms;  // attention: n of each row, instead of `terms`
+  // attention: n of each row, instead of `terms`; of its shares: of each row and share
+  Numbers row_terms;
   // norm, of numbers of 16 bits: by row, the relative error of the sum of squares in units of u
   // where fp32 adds one after the other. Empty: of fp32, whose squares round at random.
   Numbers serial_error;
@@ -49,7 +50,9 @@ struct Exact {
   Numbers spread;            // attention: sum p |v - o|
   Numbers spread_squares;    // attention: sum p^2 (v - o)^2
   Numbers weighted_squares;  // attention: sum p^2 v^2
-  Numbers score;             // attention, per (row, head): max over j of scale * sum |q k_j|
+  // attention, log_sum_exp, per (row, head) or (row, share, head): max over j of scale * sum |q
+  // k_j|
+  Numbers score;
   // angles, rope: what the angle of the element's pair may be off, in units of 2^-24. rope: where
   // the tables were inputs too, as a kernel may make its own angles.
   Numbers angle;
@@ -103,12 +106,16 @@ struct OracleCall {
   DType dtype = DType::bf16;  // the run's: weights are cast to it first, then upcast exactly
   RoundingContract contract = RoundingContract::fused;  // one of contracts_of() the op
   // Producers' recorded tensors, rows aligned with `rows`. rope: without tables, or with both. A
-  // norm under unrounded_sum: the two tensors that its input is the rounded sum of.
+  // norm under unrounded_sum: the two tensors that its input is the rounded sum of. An attention
+  // that is given attn.partial and attn.lse is what they are merged to.
   std::vector<TensorView> inputs;
   std::span<const Row> rows;         // of the output
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass
   KeysValues keys_values;            // attention: of the one request that all rows belong to
+  // partial_attention, log_sum_exp: the first position of each share of the keys, and the position
+  // past the last one.
+  std::vector<int64_t> shares;
   // Instead, of an oracle on a device: as a model's attn.kv has them, [length, 2, kv_heads,
   // head_dim].
   HeldRows held_keys_values;
@@ -128,9 +135,9 @@ class Oracle {
   virtual bool has_bias(const Place& place) const = 0;
   // How many experts each token goes to; 0: the model has none.
   virtual int64_t chosen_experts() const = 0;
-  // Rows of several requests may be mixed, except for attention. Ops: gather, angles, norm, linear,
-  // rope, attention, silu_mul, add, softmax, expert_linear, weighted_sum. cache, argmax and top_k
-  // are exact by their inputs alone and are never asked for.
+  // Rows of several requests may be mixed, except for ops that attend. Ops: gather, angles, norm,
+  // linear, rope, partial_attention, log_sum_exp, attention, silu_mul, add, softmax, expert_linear,
+  // weighted_sum. cache, argmax and top_k are exact by their inputs alone and are never asked for.
   virtual Exact evaluate(const OracleCall& call) = 0;
   // Whether it computes where the processors do not, so that rows are better measured there
   // (OracleCall::measure) than brought here.

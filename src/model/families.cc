@@ -12,7 +12,7 @@ namespace {
 
 struct Family {
   std::string_view architecture;
-  Graph (*graph)(const ModelConfig&, bool over_ranks);
+  Graph (*graph)(const ModelConfig&, bool over_ranks, bool in_shares);
   Forward (*forward)(const Model&, const Batch&, const std::vector<KvCache>&, Activations&, Probe&);
 };
 
@@ -34,7 +34,7 @@ const Family& family_of(const ModelConfig& config) {
 
 }  // namespace
 
-Graph graph_of(const ModelConfig& config) { return family_of(config).graph(config, false); }
+Graph graph_of(const ModelConfig& config) { return family_of(config).graph(config, false, false); }
 
 Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement placement)
     : config_(checkpoint.config()),
@@ -46,7 +46,9 @@ Model::Model(const Checkpoint& checkpoint, DType dtype, Ops ops, Placement place
       activations_(config_, dtype, placement_.device),
       family_(family_of(config_).forward) {}
 
-Graph Model::graph() const { return family_of(config_).graph(config_, placement_.over_ranks); }
+Graph Model::graph() const {
+  return family_of(config_).graph(config_, placement_.over_ranks, placement_.in_shares);
+}
 
 KvCache Model::make_cache(int64_t pages, int64_t page_size, std::vector<Tensor>& storage) const {
   const Shape shape = {pages, page_size, config_.kv_heads, config_.head_dim};

@@ -35,6 +35,7 @@ struct Placement {
   // Makes the executors of passes in the place of the model's own (layer_executor.h); empty: none.
   std::function<std::unique_ptr<LayerExecutor>(const PassParts&)> make_executor = {};
   bool over_ranks = false;  // they show the points of a model over ranks
+  bool in_shares = false;   // they show the shares that attention is merged of
 };
 
 // The result of one forward pass, valid until the next one.

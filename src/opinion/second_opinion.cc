@@ -325,6 +325,8 @@ long double SecondOpinion::evaluate(const Call& call) const {
     case OpKind::weighted_sum:
       return weighted_sum(call);
     case OpKind::angles:
+    case OpKind::partial_attention:
+    case OpKind::log_sum_exp:
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

@@ -18,6 +18,7 @@
 
 #include "kernels/base/check.h"
 #include "src/judge/presets.h"
+#include "src/judge/shares.h"
 #include "src/replay/bundle.h"
 #include "src/replay/bundle_arrays.h"
 #include "src/replay/found_cache.h"
@@ -128,6 +129,7 @@ class Replay {
         shared_(*oracle_),
         progress_(detail) {
     opened_.fill_in(oracle_->graph(), options.trace);
+    opened_.manifest.graph = without_merges(opened_.manifest.graph);
     place_ = place_of(options_, opened_.manifest.graph);
     selection_ = here_of(options_, place_);
     if (place_.point->is_cache()) {

@@ -28,6 +28,10 @@ Place place_of(const ReplayOptions& options, const Graph& graph) {
   check(p->op != OpKind::angles,
         "{} is no op of its own but a table that RoPE reads: replay attn.q_rope, which reads it",
         p->name);
+  check(!p->is_of_shares(),
+        "{} is no op of its own but of the shares of an attention, which only a list of "
+        "instructions computes: replay attn.out, which is merged of them",
+        p->name);
   check(!p->per_layer || options.layer >= 0,
         "{} is a point of every layer: say with --layer which one is wanted", p->name);
   check(p->per_layer || options.layer < 0, "{} is of no layer: leave out --layer", p->name);

@@ -19,6 +19,7 @@
 #include "kernels/fused.h"
 #include "src/judge/contracts.h"
 #include "src/judge/ledger.h"
+#include "src/judge/shares.h"
 #include "src/replay/reduction.h"
 #include "src/replay/replay_source.h"
 #include "src/replay/repro_folder.h"
@@ -60,6 +61,7 @@ class Maker {
         oracle_(open_reference().oracle(checkpoint, reference_)),
         progress_(detail) {
     opened_.fill_in(oracle_->graph(), of_.trace);
+    opened_.manifest.graph = without_merges(opened_.manifest.graph);
     place_ = place_of(of_, opened_.manifest.graph);
     auto [call, all] = call_source_of(of_, options.op, device_, place_, opened_.manifest.graph);
     call_ = std::move(call);

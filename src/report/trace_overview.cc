@@ -63,6 +63,12 @@ void add(const RecordedTensor& tensor, TraceTotals::PlaceTotal& total) {
   total.rows += std::ssize(tensor.rows);
 }
 
+// The numbers that should be finite and are not: -Inf is the logarithm of a sum of nothing.
+int64_t not_finite(const Point& point, const Digest& d) {
+  const int64_t empty = point.op == OpKind::log_sum_exp ? d.neg_inf : 0;
+  return d.count - d.finite() - empty;
+}
+
 std::string fact(const Manifest& manifest, const char* name) {
   const auto at = manifest.provenance.find(name);
   return at == manifest.provenance.end() ? "" : screen_text(at->second);
@@ -186,7 +192,7 @@ std::string size_of_numbers(const TraceTotals::PlaceTotal& total) {
   if (total.hashes_alone) return "#";
   const Digest& d = total.digest;
   if (d.nan > 0) return "NaN";
-  return d.pos_inf + d.neg_inf > 0 ? "Inf" : number_in_four(d.rms());
+  return not_finite(*total.place.point, d) > 0 ? "Inf" : number_in_four(d.rms());
 }
 
 // The rms of each layer and point: where the size of the stream jumps is seen at a glance.
@@ -261,7 +267,7 @@ TraceTotals totals_of(TraceReader& trace) {
       add(t, total);
       const Digest& d = t.digest;
       // Tensors of a pass are in the order of the computation.
-      if (!totals.first && d.has_numbers() && d.finite() < d.count)
+      if (!totals.first && d.has_numbers() && not_finite(*t.point, d) > 0)
         totals.first = TraceTotals::FirstNonFinite{pass.info.pass, total.place, d.nan,
                                                    d.pos_inf + d.neg_inf, d.count};
     }

@@ -89,6 +89,8 @@ class Gatherer {
       ++out_.exponents[exponent_bin(value)];
     else
       ++(std::isnan(value) ? out_.nan : out_.inf);
+    // A share without a key has no size; its logarithm is -Inf.
+    const bool empty = t.point->op == OpKind::log_sum_exp && std::isinf(value) && value < 0;
     const int axis = t.point->head_axis;
     int64_t inner = 1;
     for (int a = t.shape.rank() - 1; a > axis && axis > 0; --a) inner *= t.shape[a];
@@ -96,10 +98,10 @@ class Gatherer {
     const size_t head = axis > 0 ? i / inner % t.shape[axis] : 0;
     if (sums.size() <= head) sums.resize(head + 1);
     Selected::HeadSum& sum = sums[head];
-    ++sum.elements;
+    if (!empty) ++sum.elements;
     if (std::isfinite(value))
       sum.squares += value * value;
-    else
+    else if (!empty)
       ++sum.nonfinite;
     if (!options_.npy.empty()) out_.numbers.push_back(static_cast<float>(value));
   }

@@ -45,6 +45,17 @@ Interleaving interleaving_of(const std::string& text, const Schedule& schedule,
   return {.seed = seed};
 }
 
+// The place of an element within its row, by which its instruction is known. The index is
+// [position, number], [position, head, dim], or, of shares, [position, share, head] and perhaps
+// dim.
+int64_t number_in_row(const std::vector<int64_t>& index, const Point& point,
+                      const ScheduledModel& model) {
+  if (index.size() == 2) return index[1];
+  if (!point.is_of_shares()) return index[1] * model.head_dim + index[2];
+  const int64_t head = index[1] * model.heads + index[2];
+  return index.size() == 3 ? head : head * model.head_dim + index[3];
+}
+
 }  // namespace
 
 void use_executor(const InstructionOptions& options, const std::vector<std::string>& replaced,
@@ -85,6 +96,7 @@ void use_executor(const InstructionOptions& options, const std::vector<std::stri
       interleaving_of(options.interleave, *session.schedule, session.notes);
   session.step = {*session.schedule, interleaving, session.timeline};
   session.engine.make_executor = interpreter_of(config, *session.step);
+  session.engine.in_shares = shows_shares(*session.schedule);
 }
 
 void write_timeline(const Session& session, const std::string& path) {
@@ -100,12 +112,8 @@ void name_instructions(Result& result, const Schedule& schedule) {
   std::vector<std::string> named;
   for (const Finding& finding : result.findings) {
     if (named.size() == kNamed || finding.index.size() < 2) continue;
-    // The index is [position, number] or [position, head, dim]; the instruction is known by the
-    // place within a row.
-    const int64_t number = finding.index.size() == 2
-                               ? finding.index[1]
-                               : finding.index[1] * schedule.model.head_dim + finding.index[2];
     const Place& place = finding.node.place;
+    const int64_t number = number_in_row(finding.index, *place.point, schedule.model);
     const Instruction* writer = writer_of(schedule, place.point->name, place.layer, number);
     if (writer == nullptr) continue;
     std::string note = fmt::format("{} wrote the worst element of {}{}", said(*writer),

@@ -247,7 +247,10 @@ Seeded seeded_of(const JudgedRun& run, EngineOptions& options) {
     const ModelConfig& config = run.checkpoint.config();
     std::optional<InterpreterOptions> step = run.step;
     Seeded seeded(ops, run.faults, config, device, run.watch, nullptr, step ? &*step : nullptr);
-    if (step) options.make_executor = interpreter_of(config, *std::move(step));
+    if (step) {
+      options.in_shares = shows_shares(step->schedule);
+      options.make_executor = interpreter_of(config, *std::move(step));
+    }
     return seeded;
   }
   const RankSeams seams = run.ranks->seams(options);
@@ -272,6 +275,9 @@ std::unique_ptr<Oracle> oracle_of(const JudgedRun& run, const ReferenceOptions& 
 Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
   Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
   if (run.ranks) run.ranks->describe(manifest);
+  // Which keys a share of an attention holds hangs on it, whatever else is known of the run.
+  if (engine.model().placement().in_shares)
+    manifest.provenance.try_emplace("page_size", std::to_string(run.engine.page_size));
   return manifest;
 }
 

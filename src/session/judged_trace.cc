@@ -13,6 +13,7 @@
 #include "src/audit/table_audit.h"
 #include "src/causes/causes.h"
 #include "src/judge/presets.h"
+#include "src/judge/shares.h"
 #include "src/report/output.h"
 #include "src/session/ranked.h"
 #include "src/session/ranks_apart.h"
@@ -68,8 +69,9 @@ Extent extent_of(TraceReader& trace) {
 // that it never shows.
 void OpenedTrace::fill_in(const Graph& of_model, const std::string& path) {
   if (!manifest.graph_known)
-    manifest.graph = of_model.restricted(
-        [&](const Place& place) { return !place.point->optional || manifest.graph.has(place); });
+    manifest.graph = with_shares_of(manifest.graph, of_model.restricted([&](const Place& place) {
+      return !place.point->optional || manifest.graph.has(place);
+    }));
   const auto schema = manifest.provenance.find(kSchema);
   if (schema == manifest.provenance.end() || !manifest.contracts.empty()) return;
   manifest.contracts =

@@ -31,11 +31,12 @@ InterpreterOptions seeded(const std::string& fault) {
   return step;
 }
 
-Result judged_step(const InterpreterOptions& step, const std::vector<FaultRequest>& faults) {
+Result judged_step(const InterpreterOptions& step, const std::vector<FaultRequest>& faults,
+                   DType dtype = DType::bf16, JudgeOptions judge = {}) {
   std::vector<Request> requests = {
       {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 3},
       {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 3}};
-  EngineOptions engine{.dtype = DType::bf16, .page_size = 8, .page_order_seed = 3, .chunk = 16};
+  EngineOptions engine{.dtype = dtype, .page_size = 8, .page_order_seed = 3, .chunk = 16};
   engine.pages = pages_for(requests, engine.page_size);
   return judge_run({.checkpoint = bard(),
                     .reference = open_reference(),
@@ -43,6 +44,7 @@ Result judged_step(const InterpreterOptions& step, const std::vector<FaultReques
                     .step = step,
                     .requests = requests,
                     .faults = faults,
+                    .judge = std::move(judge),
                     .audit = false,
                     .causes = false});
 }
@@ -81,9 +83,9 @@ const Sees kSees[] = {
     {"step-block-missing", "missing", "mlp.gate", false},
     {"step-neighbours-rows", "missing", "mlp.down", false},
     {"step-wrong-layer", "missing", "attn.out", true},
-    {"step-other-kv-head", "other rows", "attn.out", false},
+    {"step-other-kv-head", "other rows", "attn.partial", false},
     {"step-merge-base-e", "", "attn.out", false},
-    {"step-merge-without-most", "", "attn.out", false},
+    {"step-lse-without-most", "", "attn.lse", false},
     {"step-last-share-left-out", "early read", "attn.out", true},
     {"step-append-behind", "", "attn.kv", false},
     {"step-norm-over-block", "", "attn.q_norm", false},
@@ -117,6 +119,72 @@ TEST(InstructionFaults, AreSeenByWhoTheTableSays) {
   }
   for (const Fault& fault : faults())
     EXPECT_EQ(fault.seat == Fault::Seat::instructions, tried.contains(fault.name)) << fault.name;
+}
+
+// The shares of an attention, the logarithms of their sums, and what they are merged to: a bug in
+// one of the three is a finding there alone, whatever comes of it in the others.
+struct SharesSee {
+  const char* fault;
+  std::set<std::string_view> points;  // all that are findings in layer 1
+};
+const SharesSee kSharesSee[] = {
+    {"step-other-kv-head", {"attn.partial", "attn.lse"}},
+    {"step-lse-without-most", {"attn.lse"}},
+    {"step-merge-base-e", {"attn.out"}},
+    {"step-last-share-left-out", {"attn.out"}},
+};
+
+std::set<std::string_view> wrong_points(const Result& result) {
+  std::set<std::string_view> points;
+  for (const Finding& finding : result.findings)
+    if (finding.node.place.layer == 1) points.insert(finding.node.place.point->name);
+  return points;
+}
+
+TEST(InstructionFaults, OfSharesAreToldApart) {
+  for (const SharesSee& row : kSharesSee)
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      SCOPED_TRACE(testing::Message() << row.fault << " " << name_of(dtype));
+      const std::vector<FaultRequest> fault = {parse_fault(std::string(row.fault) + "@layer=1")};
+      const Result result = judged_step(right_step(), fault, dtype);
+      EXPECT_EQ(wrong_points(result), row.points) << result.story;
+      // Where the merge is right, what it makes of wrong shares is wrong by them.
+      const auto of_out = std::ranges::find_if(result.places, [](const PlaceSummary& place) {
+        return place.place == Place{&point("attn.out"), 1};
+      });
+      ASSERT_NE(of_out, result.places.end());
+      EXPECT_EQ(of_out->verdict,
+                row.points.contains("attn.out") ? Verdict::introduced : Verdict::propagated);
+      for (const Finding& finding : result.findings)
+        EXPECT_EQ(finding.rule.find("merged wrong") != std::string::npos,
+                  finding.node.place == Place(&point("attn.out"), 1));
+    }
+}
+
+// Nobody then says that the shares are wrong.
+TEST(InstructionFaults, OfSharesAreSeenInWhatTheyAreMergedTo) {
+  const std::vector<FaultRequest> fault = {parse_fault("step-other-kv-head@layer=1")};
+  const Result result = judged_step(right_step(), fault, DType::bf16,
+                                    {.selection = Selection("attn.out", "", "", "")});
+  ASSERT_TRUE(result.first) << result.story;
+  EXPECT_EQ(wrong_points(result), (std::set<std::string_view>{"attn.out"}));
+}
+
+// Nor is a share itself, where what it reads was not recorded, held to more than that allows.
+TEST(InstructionFaults, OfSharesAreSeenBehindWhatWasNotRecorded) {
+  const std::vector<FaultRequest> fault = {parse_fault("step-lse-without-most@layer=1")};
+  for (const char* hidden : {"attn.q_rope", "attn.kv", "attn.out"}) {
+    SCOPED_TRACE(hidden);
+    const JudgeOptions judge{
+        .recorded = [hidden](const Place& place) { return place.point->name != hidden; }};
+    const Result right = judged_step(right_step(), {}, DType::bf16, judge);
+    EXPECT_FALSE(right.first) << right.story;
+    EXPECT_GT(right.hidden, 0);
+    EXPECT_EQ(right.judged, right.expected) << right.story;
+    const Result wrong = judged_step(right_step(), fault, DType::bf16, judge);
+    ASSERT_TRUE(wrong.first) << wrong.story;
+    EXPECT_EQ(wrong.first->node.place, (Place{&point("attn.lse"), 1})) << wrong.story;
+  }
 }
 
 TEST(InstructionFaults, ARightStepIsClean) {

@@ -41,6 +41,21 @@ class Interpreter : public testing::Test {
     return call_lockstep("run --max-new 4 --step " + path_ + model("bard-qwen3") + kPrompts + more);
   }
 
+  // The places of attn.partial and attn.lse that a result has, all of whose nodes were judged.
+  static int64_t shares_in(const Json& result) {
+    return std::ranges::count_if(result.at("points"), [](const Json& place) {
+      const std::string point = place.at("point");
+      return (point == "attn.partial" || point == "attn.lse") && place.at("judged") > 0 &&
+             place.at("judged") == place.at("expected");
+    });
+  }
+  static std::string some_token_text(int64_t count) {
+    std::string text;
+    for (const int32_t token : some_tokens(count, 300, 1))
+      text += (text.empty() ? "" : ",") + std::to_string(token);
+    return text;
+  }
+
   static inline const std::string path_ = temp_path("step.json");
 };
 
@@ -110,10 +125,86 @@ TEST_F(Interpreter, ShowsRowsThatNobodyComputes) {
 
 TEST_F(Interpreter, ShowsAPartialResultThatIsLeftOut) {
   write("partial_attention", 2, 1, [](Json& in) { in[6] = 0; });
-  const Outcome left_out = run("");
+  const Outcome left_out = run("-q");
   EXPECT_EQ(left_out.status, 1) << left_out.err;
-  EXPECT_NE(left_out.out.find("layer 2 attn.out"), std::string::npos) << left_out.out;
-  EXPECT_NE(left_out.out.find("(attention_reduction, layer 2"), std::string::npos) << left_out.out;
+  EXPECT_NE(left_out.out.find("layer 2 attn.partial"), std::string::npos) << left_out.out;
+}
+
+// Requests of unlike lengths in permuted pages, of which the first tokens of a prompt see none of
+// the later shares.
+TEST_F(Interpreter, ShowsTheSharesThatAttentionIsMergedOf) {
+  const struct {
+    const char *dtype, *queues, *shares;
+  } cuts[] = {{"fp32", "1", "3"}, {"bf16", "4", "2"}, {"fp16", "132", "5"}};
+  for (const auto& [dtype, queues, shares] : cuts)
+    for (const auto& [name, layers] :
+         {std::pair("bard-qwen3", 6), {"bard-qwen2.5", 6}, {"tiny/qwen2-sliding", 3}}) {
+      SCOPED_TRACE(std::string(name) + " " + dtype);
+      ASSERT_EQ(call_lockstep(std::string("schedule --queues ") + queues + " --kv-shares " +
+                              shares + " --json " + path_ + model(name))
+                    .status,
+                0);
+      const Outcome outcome = call_lockstep(
+          "run --max-new 2 --tokens " + some_token_text(70) + " --tokens 7 --tokens " +
+          some_token_text(11) + model(name) + " --executor instructions --step " + path_ +
+          " --page-size 4 --page-order 3 --chunk 40 --format json --dtype " + dtype);
+      ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+      EXPECT_EQ(shares_in(Json::parse(outcome.out)), 2 * layers);
+    }
+}
+
+TEST_F(Interpreter, HasNoSharesWhereNothingIsCut) {
+  const std::string of_model = "run --max-new 2 --format json --prompt KING" + model("bard-qwen3");
+  for (const char* more : {"", " --executor instructions"}) {
+    const Outcome outcome = call_lockstep(of_model + more);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* point : {"attn.partial", "attn.lse"})
+      EXPECT_EQ(outcome.out.find(point), std::string::npos) << more << outcome.out;
+  }
+}
+
+TEST_F(Interpreter, SharesAreInItsTraces) {
+  ASSERT_EQ(call_lockstep("schedule --kv-shares 2 --json " + path_ + model("bard-qwen3")).status,
+            0);
+  const std::string right = temp_path("right.trace"), wrong = temp_path("wrong.h5");
+  for (const std::string& path : {right, wrong}) std::filesystem::remove_all(path);
+  EXPECT_EQ(run("-q --page-size 4 --keep full --trace " + right).status, 0);
+  const Outcome seeded =
+      run("--page-size 4 --fault step-lse-without-most@layer=2 --keep full --trace " + wrong);
+  EXPECT_EQ(seeded.status, 1) << seeded.err;
+  EXPECT_NE(seeded.out.find("(partial_attention, layer 2, KV head"), std::string::npos)
+      << seeded.out;
+
+  const Outcome clean = call_lockstep("judge --format json " + right + model("bard-qwen3"));
+  EXPECT_EQ(clean.status, 0) << clean.err;
+  EXPECT_EQ(shares_in(Json::parse(clean.out)), 12);
+  const Outcome judged = call_lockstep("judge -q " + wrong + model("bard-qwen3"));
+  EXPECT_EQ(judged.status, 1) << judged.err;
+  EXPECT_NE(judged.out.find("layer 2 attn.lse introduces the first error (1 op wrong"),
+            std::string::npos)
+      << judged.out;
+
+  EXPECT_NE(trouble_of("replay --point attn.lse --layer 2 " + wrong + model("bard-qwen3"))
+                .find("replay attn.out"),
+            std::string::npos);
+  EXPECT_EQ(
+      call_lockstep("replay --point attn.out --layer 2 " + right + model("bard-qwen3")).status, 0);
+
+  const Outcome inspected = call_lockstep("inspect " + right);
+  EXPECT_EQ(inspected.out.find("NOT FINITE"), std::string::npos) << inspected.out;
+  const Outcome of_lse = call_lockstep("inspect --layers 2 --points attn.lse " + right);
+  EXPECT_NE(of_lse.out.find("[2, 2, 6]"), std::string::npos) << of_lse.out;
+  const Outcome compared = call_lockstep("diff " + right + " " + wrong);
+  EXPECT_EQ(compared.status, 1) << compared.err;
+  EXPECT_NE(compared.out.find("different: layer 2 attn.lse"), std::string::npos) << compared.out;
+
+  // A trace of other points is judged without them.
+  std::filesystem::remove_all(right);
+  EXPECT_EQ(run("-q --page-size 4 --points attn.q --keep full --trace " + right).status, 0);
+  const Outcome of_q = call_lockstep("judge --format json " + right + model("bard-qwen3"));
+  EXPECT_EQ(of_q.status, 0) << of_q.out << of_q.err;
+  EXPECT_EQ(of_q.out.find("attn.lse"), std::string::npos) << of_q.out;
+  for (const std::string& path : {right, wrong}) std::filesystem::remove_all(path);
 }
 
 // The trace of a step has each instruction as a slice of its queue's row, in the order of the

@@ -14,6 +14,8 @@
 // uniform within ulp(p)/2, its variance between u_d^2 p^2/12, under a power of two, and u_d^2
 // p^2/3, above one; .18 on average.
 //
+// partial_attention: the same over each share of the keys, and of its own sums.
+//
 // flash_fp16: the sums over the keys so far, s_j, are rounded one by one, as the sums of parts of
 // other sizes would be: T = u_fp16 sqrt(sum s_j^2), twice that where they are scaled as the largest
 // score grows; the oracle gives 0.6 lambda T as ties and T^2/4 as their squares.
@@ -37,18 +39,17 @@ std::vector<RoundingContract> declared(const ContractTraits& traits) {
 }
 
 bool is_full(const Exact& e) {
-  if (e.shape.rank() != 3) return false;
-  const size_t n = e.want.size(), rows = e.shape[0];
-  const size_t heads = rows * e.shape[1];
+  if (e.shape.rank() < 3) return false;
+  const size_t n = e.want.size(), heads = n / std::max<int64_t>(1, e.shape.last());
+  const int64_t sums = e.shape.rank() == 3 ? e.shape[0] : e.shape[0] * e.shape[1];
   return has_magnitude(e) && e.spread.size() == n && e.spread_squares.size() == n &&
-         e.weighted_squares.size() == n && e.row_terms.size() == rows && e.score.size() == heads &&
-         (!rounds_weights(e.contract) || e.overlap.size() == heads);
+         e.weighted_squares.size() == n && std::ssize(e.row_terms) == sums &&
+         e.score.size() == heads && (!rounds_weights(e.contract) || e.overlap.size() == heads);
 }
 
 JudgedOp::InnerError inner_exact_weights(const Exact& e, size_t i) {
-  const size_t dim = e.shape.last();
-  const size_t heads = e.shape[1];
-  const double score = e.score[i / dim], n = e.row_terms[i / dim / heads];
+  const size_t dim = e.shape.last(), of_sum = e.want.size() / e.row_terms.size();
+  const double score = e.score[i / dim], n = std::max(1.0, e.row_terms[i / of_sum]);
   const auto width = static_cast<double>(dim);
   const double o = std::fabs(e.want[i]);
   const double ds = std::sqrt(width) * u * score + 4 * u;
@@ -108,5 +109,16 @@ const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
                                    .right_kernel = right_kernel,
                                    .spread = spread,
                                    .may_lose_weights = true};
+
+// Its weights are rounded by no contract: whoever attends in shares keeps them in fp32.
+const JudgedOp kJudgedPartialAttention = {.kind = OpKind::partial_attention,
+                                          .is_full = is_full,
+                                          .inner = each<inner>,
+                                          .gain = gain,
+                                          .has_shared = true,
+                                          .is_calibrated = false,
+                                          .right_kernel = right_kernel,
+                                          .spread = spread,
+                                          .may_lose_weights = true};
 
 }  // namespace lockstep

@@ -10,8 +10,8 @@ namespace {
 
 constexpr auto kJudgedOps = std::to_array<const JudgedOp*>(
     {&kJudgedGather, &kJudgedAngles, &kJudgedNorm, &kJudgedLinear, &kJudgedRope, &kJudgedCache,
-     &kJudgedAttention, &kJudgedSiluMul, &kJudgedAdd, &kJudgedArgmax, &kJudgedTopK, &kJudgedSoftmax,
-     &kJudgedExpertLinear, &kJudgedWeightedSum});
+     &kJudgedPartialAttention, &kJudgedLogSumExp, &kJudgedAttention, &kJudgedSiluMul, &kJudgedAdd,
+     &kJudgedArgmax, &kJudgedTopK, &kJudgedSoftmax, &kJudgedExpertLinear, &kJudgedWeightedSum});
 static_assert(kJudgedOps.size() == kOpKinds.size(), "an op kind has no file here");
 
 }  // namespace

@@ -93,12 +93,14 @@ struct JudgedOp {
   bool in_proportion = false;     // the error of each element is in proportion to it
   bool is_elementwise = false;    // it sums over nothing, or over terms of one sign
   bool may_lose_weights = false;  // parts of its result may be 0 in fp32: exponentials that vanish
+  // -Inf is a result like any other: the logarithm of a sum of nothing.
+  bool may_be_empty = false;
 };
 
 const JudgedOp& judged_op(OpKind kind);
 
 extern const JudgedOp kJudgedGather, kJudgedAngles, kJudgedNorm, kJudgedLinear, kJudgedRope,
-    kJudgedCache, kJudgedAttention, kJudgedSiluMul, kJudgedAdd, kJudgedArgmax, kJudgedTopK,
-    kJudgedSoftmax, kJudgedExpertLinear, kJudgedWeightedSum;
+    kJudgedCache, kJudgedPartialAttention, kJudgedLogSumExp, kJudgedAttention, kJudgedSiluMul,
+    kJudgedAdd, kJudgedArgmax, kJudgedTopK, kJudgedSoftmax, kJudgedExpertLinear, kJudgedWeightedSum;
 
 }  // namespace lockstep

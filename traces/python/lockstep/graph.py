@@ -72,19 +72,20 @@ def expert_layers(config: Config) -> list[int]:
             if some and i not in dense and (i + 1) % step == 0]
 
 
-def graph_of(config: Config, ranks: int = 1) -> list[Node]:
-    """The graph of the model that a config.json describes, shared by so many ranks."""
+def graph_of(config: Config, ranks: int = 1, shares: bool = False) -> list[Node]:
+    """The graph of the model that a config.json describes, shared by so many ranks; with the shares
+    that attention is merged of, where an engine shows them."""
     family = config.get("model_type")
     check(family in FAMILIES, f"the model_type is {family!r}, and graphs are known of "
           f"{', '.join(FAMILIES)}: give the Writer the graph of yours")
     return qwen_graph(config["num_hidden_layers"], family != "qwen2", expert_layers(config),
-                      ranks > 1)
+                      ranks > 1, shares)
 
 
 def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = (),
-               ranks: bool = False) -> list[Node]:
+               ranks: bool = False, shares: bool = False) -> list[Node]:
     """One node an op, in the order in which the model computes them; over ranks, one too for what
-    each adds to a sum."""
+    each adds to a sum, and in shares, for those that attention is merged of."""
     nodes: list[Node] = []
 
     def add(point: str, layer: int, *inputs: int) -> int:
@@ -116,7 +117,9 @@ def qwen_graph(layers: int, qk_norm: bool, experts: Collection[int] = (),
         if qk_norm:
             q, k = add("attn.q_norm", i, q), add("attn.k_norm", i, k)
         q, k = add("attn.q_rope", i, q), add("attn.k_rope", i, k)
-        out = add("attn.out", i, q, add("attn.kv", i, k, v))
+        kv = add("attn.kv", i, k, v)
+        merged = ("attn.partial", "attn.lse") if shares else ()
+        out = add("attn.out", i, q, kv, *[add(point, i, q, kv) for point in merged])
         stream = add("attn.residual", i, stream, add_sum("attn.o", i, out))
         norm = add("mlp.norm", i, stream)
         stream = add("mlp.residual", i, stream, (add_experts if i in experts else add_mlp)(i, norm))

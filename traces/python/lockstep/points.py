@@ -19,6 +19,8 @@ AXES: dict[str, str] = {
     "attn.q_rope": "token, head, dim",
     "attn.k_rope": "token, kv head, dim",
     "attn.kv": "position, k|v, kv head, dim",
+    "attn.partial": "token, share, head, dim",
+    "attn.lse": "token, share, head",
     "attn.out": "token, head, dim",
     "attn.o_partial": "token, rank, hidden",
     "attn.o": "token, hidden",
@@ -47,7 +49,7 @@ ORDER: dict[str, int] = {point: i for i, point in enumerate(AXES)}
 MODEL_POINTS = frozenset({"embed", "rope.cos", "rope.sin", "final.norm", "logits", "token"})
 LOGIT_POINTS = frozenset({"logits", "token"})
 INTEGER_POINTS = frozenset({"mlp.experts", "token"})
-FLOAT32_POINTS = frozenset({"rope.cos", "rope.sin"})
+FLOAT32_POINTS = frozenset({"rope.cos", "rope.sin", "attn.partial", "attn.lse"})
 
 Place = tuple[int, str]  # layer (-1: not of a layer) and point
 

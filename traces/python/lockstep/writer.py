@@ -22,7 +22,7 @@ from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS,
 from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
-TABLES = {(-1, point) for point in FLOAT32_POINTS}  # places of RoPE's cosines and sines
+TABLES = {(-1, point) for point in FLOAT32_POINTS & MODEL_POINTS}  # of RoPE's cosines and sines
 Hashes = NDArray[np.uint64]
 # Of tensors that are kept in memory before they are written.
 PENDING_BYTES, PENDING_COUNT = 64 << 20, 1 << 10

@@ -1,0 +1,108 @@
+// An attention that was merged of shares is judged by what the shares read, as any other. Where it
+// is wrong, its recorded shares are merged in fp64: if that is what the engine has, the error came
+// with them, and they were judged themselves.
+#include "src/judge/shares.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "src/judge/op_judge_parts.h"
+#include "src/judge/row_sample.h"
+
+namespace lockstep {
+
+// A share reads what its attention does, and stands right before it.
+Graph with_shares_of(const Graph& shown, const Graph& model) {
+  Graph made;
+  std::vector<int> numbers;
+  for (size_t node = 0; node < model.places().size(); ++node) {
+    const Place& place = model.places()[node];
+    std::vector<int> inputs, shares;
+    for (const int input : model.inputs(static_cast<int64_t>(node)))
+      inputs.push_back(numbers[input]);
+    for (const Point& p : kPoints)
+      if (place.point->op == OpKind::attention && p.is_of_shares() && shown.has({&p, place.layer}))
+        shares.push_back(made.add({&p, place.layer}, inputs));
+    inputs.insert(inputs.end(), shares.begin(), shares.end());
+    numbers.push_back(made.add(place, std::move(inputs)));
+  }
+  return made;
+}
+
+Graph without_merges(const Graph& graph) {
+  Graph changed;
+  for (size_t node = 0; node < graph.places().size(); ++node) {
+    const std::span<const int> all = graph.inputs(static_cast<int64_t>(node));
+    std::vector<int> inputs(all.begin(), all.end());
+    std::erase_if(inputs, [&](int i) { return graph.places()[i].point->is_of_shares(); });
+    changed.add(graph.places()[node], std::move(inputs));
+  }
+  return changed;
+}
+
+std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares) {
+  const int64_t pages = (length + page_size - 1) / page_size;
+  std::vector<int64_t> begins;
+  for (int64_t share = 0; share <= shares; ++share)
+    begins.push_back(std::min(length, pages * share / shares * page_size));
+  return begins;
+}
+
+void pass_empty(std::span<const double>& want, std::span<const double>& got, Budget& budget,
+                std::vector<double>& kept) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const size_t size = want.size();
+  const auto is_empty = [&](size_t i) { return want[i] == -kInfinity && got[i] == -kInfinity; };
+  size_t first = 0;
+  while (first < size && !is_empty(first)) ++first;
+  if (first == size) return;
+  kept.assign(want.begin(), want.end());
+  kept.insert(kept.end(), got.begin(), got.end());
+  for (size_t i = first; i < size; ++i) {
+    if (!is_empty(i)) continue;
+    kept[i] = kept[size + i] = 0;
+    budget.limit[i] = 1;
+    budget.variance[i] = kInfinity;  // of no statistic but the limit's
+    if (!budget.misround.empty()) budget.misround[i] = 0;
+  }
+  want = std::span(kept).first(size);
+  got = std::span(kept).subspan(size);
+}
+
+void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
+                          const JudgedPass& pass, std::vector<NodeOutcomes>& outcomes) {
+  const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (std::ranges::none_of(outcomes[i], &NodeOutcome::is_finding)) continue;
+    const NodeRows node = options_.rows.all()
+                              ? nodes[i]
+                              : drawn_of(options_.rows, place, pass.seen.info().pass, nodes[i]);
+    const auto unread = [&](const Place& share) {
+      return !trouble_with(share, pass, node).empty();
+    };
+    if (std::ranges::any_of(shares, unread)) continue;
+    NodeOutcomes merged;
+    Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
+    add_rows(pass, node, group, merged);
+    judge_under(RoundingContract::fused, place, shares, pass, group);
+    const NodeOutcome& merge = merged.front();
+    const bool is_wrong = merge.is_finding() && !merge.passes_on;
+    for (NodeOutcome& outcome : outcomes[i]) {
+      if (!outcome.is_finding()) continue;
+      if (is_wrong) {
+        outcome.finding.rule += fmt::format(
+            "{}merged wrong: not what attn.partial and attn.lse, as they were recorded, come to",
+            outcome.finding.rule.empty() ? "" : "; ");
+        continue;
+      }
+      const ErrorSums sums = outcome.sums;
+      outcome = merge;
+      outcome.sums = sums;
+      wrong_by_shares_.insert(key_of(place));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+// Attention in shares: what each share of the keys holds, and how its results are measured.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "probes/graph.h"
+#include "src/judge/budget.h"
+
+namespace lockstep {
+
+// The graph of a model with the shares that another graph shows of its attentions.
+Graph with_shares_of(const Graph& shown, const Graph& model);
+// The graph in which each attention reads what its op reads alone: the shares that it was merged of
+// say where an error of it was made, and are read by none.
+Graph without_merges(const Graph& graph);
+
+// The first position of each share of a request of that length, and the position past the last one
+// (points.h, attn.partial): a share is whole pages, and is empty where there are fewer pages than
+// shares. page_size: above 0.
+std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares);
+
+// A share in which a query sees no key has a logarithm of -Inf, on both sides: no number can be
+// measured, and it is right. Puts 0 in both places, in copies that `kept` owns, and holds the
+// element to its limit alone. -Inf on one side stays.
+void pass_empty(std::span<const double>& want, std::span<const double>& got, Budget& budget,
+                std::vector<double>& kept);
+
+}  // namespace lockstep

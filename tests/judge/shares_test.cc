@@ -1,0 +1,64 @@
+// Which keys a share of an attention holds, and shares that hold none.
+#include "src/judge/shares.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace lockstep {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+using Begins = std::vector<int64_t>;
+
+TEST(ShareBegins, AreOfWholePages) {
+  EXPECT_EQ(share_begins(64, 16, 2), (Begins{0, 32, 64}));
+  EXPECT_EQ(share_begins(65, 16, 2), (Begins{0, 32, 65}));  // 5 pages: 2 and 3
+  EXPECT_EQ(share_begins(40, 4, 3), (Begins{0, 12, 24, 40}));
+  EXPECT_EQ(share_begins(7, 16, 1), (Begins{0, 7}));
+}
+
+TEST(ShareBegins, LeaveSharesEmptyWhereThereAreFewerPages) {
+  EXPECT_EQ(share_begins(7, 16, 3), (Begins{0, 0, 0, 7}));
+  EXPECT_EQ(share_begins(20, 16, 4), (Begins{0, 0, 16, 16, 20}));
+}
+
+// Rows of three elements, the second of which may be empty.
+class Empty : public testing::Test {
+ protected:
+  void pass(double wanted, double gotten) {
+    want_ = {1, wanted, 3}, got_ = {1.5, gotten, 3};
+    budget_ = {.limit = {2, 2, 2}, .variance = {1, 1, 1}};
+    of_want_ = want_, of_got_ = got_;
+    pass_empty(of_want_, of_got_, budget_, kept_);
+  }
+
+  std::vector<double> want_, got_, kept_;
+  Budget budget_;
+  std::span<const double> of_want_, of_got_;
+};
+
+TEST_F(Empty, IsRightOnBothSides) {
+  pass(-kInfinity, -kInfinity);
+  EXPECT_TRUE(std::ranges::equal(of_want_, std::vector<double>{1, 0, 3}));
+  EXPECT_TRUE(std::ranges::equal(of_got_, std::vector<double>{1.5, 0, 3}));
+  EXPECT_EQ(budget_.limit, (std::vector<double>{2, 1, 2}));
+  EXPECT_EQ(budget_.variance, (std::vector<double>{1, kInfinity, 1}));
+}
+
+TEST_F(Empty, StaysOnOneSide) {
+  for (const auto& [wanted, gotten] :
+       {std::pair(-kInfinity, 2.0), {2.0, -kInfinity}, {-kInfinity, kInfinity}, {2.0, 2.5}}) {
+    pass(wanted, gotten);
+    EXPECT_TRUE(std::ranges::equal(of_want_, want_));
+    EXPECT_TRUE(std::ranges::equal(of_got_, got_));
+    EXPECT_EQ(budget_.limit, (std::vector<double>{2, 2, 2}));
+  }
+  pass(-kInfinity, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(of_got_[1]));
+}
+
+}  // namespace
+}  // namespace lockstep

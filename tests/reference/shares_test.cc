@@ -1,0 +1,213 @@
+// Attention in shares of the keys against plain loops, and merged again against the whole.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tests/reference/passes.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// One query of a share, as loops have it: a value an element, but for the three last.
+struct OfShare {
+  std::vector<double> out, magnitude, spread, spread_squares, weighted_squares;
+  double lse = -kInfinity, score = 0, terms = 0;
+};
+
+class Shares : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    checkpoint_ = Checkpoint::open(data_path("tiny/" + GetParam()));
+    oracle_ = open_reference().oracle(*checkpoint_, {.dtype = DType::bf16});
+    const ModelConfig& c = checkpoint_->config();
+    q_ = random({4, c.heads, c.head_dim});
+    k_ = random({22, c.kv_heads, c.head_dim}), v_ = random({22, c.kv_heads, c.head_dim});
+    for (const int32_t position : positions_) rows_.push_back({0, position});
+  }
+  Tensor random(const Shape& shape) {
+    std::normal_distribution<float> normal;
+    Tensor tensor(shape, DType::f32);
+    for (int64_t i = 0; i < shape.count(); ++i) tensor.as<float>()[i] = normal(generator_);
+    return tensor;
+  }
+  Exact evaluate(const Point& p) const {
+    return oracle_->evaluate({.place = {&p, 1},
+                              .dtype = DType::bf16,
+                              .inputs = {q_},
+                              .rows = rows_,
+                              .keys_values = {k_, v_},
+                              .shares = begins_});
+  }
+  Exact merged(const Tensor& partial, const Tensor& lse) const {
+    return oracle_->evaluate({.place = {&point("attn.out"), 1},
+                              .dtype = DType::bf16,
+                              .inputs = {partial, lse},
+                              .rows = rows_});
+  }
+
+  // The keys [first, end) of what head h of row t sees.
+  OfShare loops(int64_t t, int64_t h, int64_t first, int64_t end) const {
+    const ModelConfig& c = checkpoint_->config();
+    const int64_t dim = c.head_dim, position = positions_[static_cast<size_t>(t)];
+    const int64_t window = c.window[1], kv = h / (c.heads / c.kv_heads);
+    OfShare made;
+    std::vector<std::pair<int64_t, double>> scores;
+    for (int64_t j = first; j < end; ++j) {
+      if (j > position || (window > 0 && j <= position - window)) continue;
+      double dot = 0, size = 0;
+      for (int64_t d = 0; d < dim; ++d) {
+        const double product = value_at(q_, (t * c.heads + h) * dim + d) *
+                               value_at(k_, (j * c.kv_heads + kv) * dim + d);
+        dot += product, size += std::fabs(product);
+      }
+      scores.emplace_back(j, dot / std::sqrt(static_cast<double>(dim)));
+      made.score = std::max(made.score, size / std::sqrt(static_cast<double>(dim)));
+    }
+    made.terms = static_cast<double>(scores.size());
+    double sum = 0;
+    for (const auto& [j, score] : scores) sum += std::exp(score);
+    if (!scores.empty()) made.lse = std::log(sum);
+    for (int64_t d = 0; d < dim; ++d) {
+      const auto total = [&](auto of) {
+        double all = 0;
+        for (const auto& [j, score] : scores)
+          all += of(std::exp(score) / sum, value_at(v_, (j * c.kv_heads + kv) * dim + d));
+        return all;
+      };
+      const double o = total([](double p, double v) { return p * v; });
+      made.out.push_back(o);
+      made.magnitude.push_back(total([](double p, double v) { return p * std::fabs(v); }));
+      made.spread.push_back(total([&](double p, double v) { return p * std::fabs(v - o); }));
+      made.spread_squares.push_back(
+          total([&](double p, double v) { return p * p * (v - o) * (v - o); }));
+      made.weighted_squares.push_back(total([](double p, double v) { return p * p * v * v; }));
+    }
+    return made;
+  }
+
+  const std::vector<int32_t> positions_ = {0, 7, 8, 21};
+  // One of them holds no position, and each of the others is unseen by some query.
+  const std::vector<int64_t> begins_ = {0, 8, 8, 16, 22};
+  std::optional<Checkpoint> checkpoint_;
+  std::unique_ptr<Oracle> oracle_;
+  Tensor q_, k_, v_;
+  std::vector<Row> rows_;
+  std::mt19937 generator_{5};
+};
+
+Tensor f64_of(const Exact& exact) {
+  Tensor tensor(exact.shape, DType::f64);
+  std::ranges::copy(exact.want, tensor.as<double>());
+  return tensor;
+}
+
+TEST_P(Shares, AreEachWhatLoopsMakeOfTheirKeys) {
+  const Exact partial = evaluate(point("attn.partial")), lse = evaluate(point("attn.lse"));
+  const ModelConfig& c = checkpoint_->config();
+  ASSERT_EQ(partial.shape, (Shape{4, 4, c.heads, c.head_dim}));
+  ASSERT_EQ(lse.shape, (Shape{4, 4, c.heads}));
+  size_t at = 0, empty = 0;
+  for (int64_t t = 0; t < 4; ++t)
+    for (size_t s = 0; s < 4; ++s)
+      for (int64_t h = 0; h < c.heads; ++h, ++at) {
+        SCOPED_TRACE(testing::Message() << "row " << t << ", share " << s << ", head " << h);
+        const OfShare want = loops(t, h, begins_[s], begins_[s + 1]);
+        EXPECT_EQ(partial.row_terms[static_cast<size_t>(t) * 4 + s], want.terms);
+        EXPECT_EQ(lse.row_terms[static_cast<size_t>(t) * 4 + s], want.terms);
+        EXPECT_NEAR(partial.score[at], want.score, 1e-12);
+        EXPECT_NEAR(lse.score[at], want.score, 1e-12);
+        empty += want.terms == 0;
+        if (want.terms == 0)
+          EXPECT_EQ(lse.want[at], -kInfinity);
+        else
+          EXPECT_NEAR(lse.want[at], want.lse, 1e-12);
+        const std::pair<const Numbers*, const std::vector<double>*> fields[] = {
+            {&partial.want, &want.out},
+            {&partial.magnitude, &want.magnitude},
+            {&partial.spread, &want.spread},
+            {&partial.spread_squares, &want.spread_squares},
+            {&partial.weighted_squares, &want.weighted_squares}};
+        for (const auto& [got, of] : fields)
+          for (size_t d = 0; d < of->size(); ++d)
+            EXPECT_NEAR((*got)[at * of->size() + d], (*of)[d], 1e-12);
+      }
+  EXPECT_GT(empty, 4U * static_cast<size_t>(c.heads));  // more than those of the empty share
+}
+
+TEST_P(Shares, ComeToTheWholeWhereTheyAreMerged) {
+  const Tensor partial = f64_of(evaluate(point("attn.partial")));
+  const Tensor lse = f64_of(evaluate(point("attn.lse")));
+  const Exact whole = oracle_->evaluate({.place = {&point("attn.out"), 1},
+                                         .dtype = DType::bf16,
+                                         .inputs = {q_},
+                                         .rows = rows_,
+                                         .keys_values = {k_, v_}});
+  const Exact of_shares = merged(partial, lse);
+  EXPECT_EQ(of_shares.shape, whole.shape);
+  EXPECT_LE(worst_difference(of_shares.want, whole.want), 1e-12);
+  for (size_t i = 0; i < whole.want.size(); ++i) {
+    // The mean of sizes over shares is that over keys at most, as each share is a mean itself.
+    EXPECT_LE(of_shares.magnitude[i], whole.magnitude[i] + 1e-12);
+    EXPECT_GE(of_shares.magnitude[i], std::fabs(of_shares.want[i]) - 1e-12);
+  }
+}
+
+// A share without a key weighs nothing whatever it holds; where no share has one the result is 0.
+TEST_P(Shares, WithoutAKeyWeighNothing) {
+  const Tensor partial = f64_of(evaluate(point("attn.partial")));
+  const Tensor lse = f64_of(evaluate(point("attn.lse")));
+  const Exact right = merged(partial, lse);
+  const int64_t heads = lse.view().shape[2], dim = partial.view().shape[3];
+  for (int64_t i = 0; i < heads; ++i) {
+    ASSERT_EQ(lse.as<double>()[heads + i], -kInfinity);
+    for (int64_t d = 0; d < dim; ++d) partial.as<double>()[(heads + i) * dim + d] = kNaN;
+  }
+  EXPECT_TRUE(std::ranges::equal(merged(partial, lse).want, right.want));
+  std::fill_n(lse.as<double>(), lse.view().row_size(), -kInfinity);
+  const Exact nothing = merged(partial, lse);
+  for (int64_t i = 0; i < heads * dim; ++i) EXPECT_EQ(nothing.want[static_cast<size_t>(i)], 0);
+}
+
+TEST_P(Shares, KeepWhatIsNoNumberToThemselves) {
+  k_.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();  // of the first key
+  const Exact partial = evaluate(point("attn.partial")), lse = evaluate(point("attn.lse"));
+  const size_t heads = static_cast<size_t>(checkpoint_->config().heads);
+  for (size_t i = 0; i < lse.want.size(); ++i)
+    if (const size_t share = i / heads % 4; share > 0) {
+      EXPECT_FALSE(std::isnan(lse.want[i]));
+      EXPECT_FALSE(std::isnan(partial.want[i * partial.want.size() / lse.want.size()]));
+    }
+  EXPECT_TRUE(std::isnan(lse.want[0]));
+  EXPECT_TRUE(std::isnan(partial.want[0]));
+}
+
+TEST_P(Shares, WantToBeToldWhereTheyBegin) {
+  const std::vector<Row> rows = {{0, 7}};
+  const OracleCall call{.place = {&point("attn.lse"), 1},
+                        .dtype = DType::bf16,
+                        .inputs = {q_.view().slice(1, 1)},
+                        .rows = rows,
+                        .keys_values = {k_, v_}};
+  EXPECT_NE(error_of([&] { oracle_->evaluate(call); }).find("where each of them begins"),
+            std::string::npos);
+  const Tensor narrow = random({4, 4, 1}), partial = random({4, 4, 2, 8});
+  EXPECT_NE(error_of([&] { merged(partial, narrow); }).find("[4, 4, 1]"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Shares,
+                         testing::Values("qwen2-mha", "qwen2-sliding", "qwen3-bias-mqa",
+                                         "qwen3-default"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lockstep
