@@ -27,11 +27,11 @@ Table table_of_points() {
 
 int points_command(Args args) {
   CLI::App app{
-      "List the points: the places in a model where a tensor can be seen, in the order in which "
-      "the\n"
-      "model computes them. Their names are the same in options, traces and verdicts. \"stream\" "
-      "is\n"
-      "the residual stream that enters the layer.",
+      "List the points: the places in a model where a tensor can be seen, in the order in which\n"
+      "the model computes them. Their names are the same in options, traces and verdicts.\n"
+      "\"stream\" is the residual stream that enters the layer. \"in shares\" are executors that "
+      "cut\n"
+      "attention: attn.partial is normalised, attn.lse a natural logarithm, and both are fp32.",
       "lockstep points"};
   std::string format = "table";
   add_format_option(app, format);
