@@ -15,7 +15,7 @@ class Node:
 
 
 def qwen_graph(layers: int, qk_norm: bool, expert_layers: Collection[int] = (),
-               rope_tables: bool = False) -> list[Node]:
+               rope_tables: bool = False, shares: bool = False) -> list[Node]:
     nodes: list[Node] = []
 
     def add(point: str, layer: int, *inputs: int) -> int:
@@ -30,7 +30,9 @@ def qwen_graph(layers: int, qk_norm: bool, expert_layers: Collection[int] = (),
         if qk_norm:
             q, k = add("attn.q_norm", i, q), add("attn.k_norm", i, k)
         q, k = add("attn.q_rope", i, q, *tables), add("attn.k_rope", i, k, *tables)
-        out = add("attn.out", i, q, add("attn.kv", i, k, v))
+        read = [q, add("attn.kv", i, k, v)]
+        merged = [add("attn.partial", i, *read), add("attn.lse", i, *read)] if shares else []
+        out = add("attn.out", i, *read, *merged)
         stream = add("attn.residual", i, stream, add("attn.o", i, out))
         norm = add("mlp.norm", i, stream)
         if i in expert_layers:

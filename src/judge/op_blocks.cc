@@ -73,11 +73,6 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   if (row_of(place.point->op).attends && !group.merged)
     call.keys_values =
         hidden_.covers(inputs.at(1)) ? group.derived.values() : group.cache.keys_values();
-  // All rows are of one request. A tensor that lacks the axis is of a wrong shape, whatever it
-  // holds.
-  if (place.point->is_of_shares())
-    call.shares = share_begins(call.lengths.front(), options_.page_size,
-                               group.tensor->shape.rank() > 1 ? group.tensor->shape[1] : 1);
   const auto tensor = [&](const Place& input) {
     return tensor_of(input, pass, call.rows.front().request);
   };
@@ -86,6 +81,11 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
     return !reads(input) || (group.exact_angles && input.point->op == OpKind::angles);
   });
   question.pick(read, tensor);
+  // All rows are of one request. A tensor of another shape is found to be that beside one share.
+  if (place.point->is_of_shares() && !call.inputs.empty())
+    call.shares = share_begins(call.lengths.front(), options_.page_size,
+                               std::max<int64_t>(1, shares_in(*place.point, group.tensor->shape,
+                                                              call.inputs.front().shape)));
   if (!measures_there(place, group)) return question;
   RowsToMeasure& measure = call.measure;
   measure = {.got = question.got.view(),

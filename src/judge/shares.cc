@@ -42,6 +42,15 @@ Graph without_merges(const Graph& graph) {
   return changed;
 }
 
+// A tensor without elements may have any number of shares.
+int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries) {
+  const int after = point.op == OpKind::partial_attention ? 2 : 1;  // axes behind the shares
+  if (queries.rank() != 3 || queries.count() == 0 || shape.rank() != 2 + after) return 0;
+  for (int axis = 0; axis < after; ++axis)
+    if (shape[2 + axis] != queries[1 + axis]) return 0;
+  return shape[1];
+}
+
 std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares) {
   const int64_t pages = (length + page_size - 1) / page_size;
   std::vector<int64_t> begins;
@@ -71,6 +80,18 @@ void pass_empty(std::span<const double>& want, std::span<const double>& got, Bud
   got = std::span(kept).subspan(size);
 }
 
+namespace {
+
+// Whether there is a logarithm for each partial result.
+bool fit_each_other(const std::vector<Place>& shares, const JudgedPass& pass,
+                    const NodeRows& node) {
+  const Shape &partial = pass.seen.tensor(shares.at(0), node.request)->shape,
+              &lse = pass.seen.tensor(shares.at(1), node.request)->shape;
+  return partial.rank() == 4 && lse == Shape(partial.extents().first(3));
+}
+
+}  // namespace
+
 void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
                           const JudgedPass& pass, std::vector<NodeOutcomes>& outcomes) {
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
@@ -82,7 +103,7 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const auto unread = [&](const Place& share) {
       return !trouble_with(share, pass, node).empty();
     };
-    if (std::ranges::any_of(shares, unread)) continue;
+    if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) continue;
     NodeOutcomes merged;
     Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
     add_rows(pass, node, group, merged);

@@ -16,9 +16,13 @@ Graph with_shares_of(const Graph& shown, const Graph& model);
 // say where an error of it was made, and are read by none.
 Graph without_merges(const Graph& graph);
 
+// The shares that a tensor of that point and shape has beside queries [rows, heads, head_dim]; 0:
+// it is not as these have it.
+int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries);
+
 // The first position of each share of a request of that length, and the position past the last one
 // (points.h, attn.partial): a share is whole pages, and is empty where there are fewer pages than
-// shares. page_size: above 0.
+// shares. page_size, shares: above 0.
 std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares);
 
 // A share in which a query sees no key has a logarithm of -Inf, on both sides: no number can be

@@ -6,12 +6,50 @@
 #include <cmath>
 #include <limits>
 
+#include "probes/qwen_graph.h"
+
 namespace lockstep {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Begins = std::vector<int64_t>;
+
+TEST(GraphOfShares, IsThatOfTheModelWithWhatIsShown) {
+  const Graph model = qwen_graph({.layers = 2, .qk_norm = true});
+  const Graph shown = qwen_graph({.layers = 2, .qk_norm = true, .shares = true});
+  EXPECT_EQ(with_shares_of(shown, model), shown);
+  EXPECT_EQ(with_shares_of(model, model), model);
+  // In one layer alone.
+  const Graph some =
+      shown.restricted([](const Place& at) { return !at.point->is_of_shares() || at.layer == 1; });
+  EXPECT_EQ(with_shares_of(some, model), some);
+}
+
+TEST(GraphOfShares, HasNoReaderOfThemWithoutMerges) {
+  const Graph model = qwen_graph({.layers = 2});
+  const Graph shown = qwen_graph({.layers = 2, .shares = true}), apart = without_merges(shown);
+  EXPECT_EQ(apart.places(), shown.places());
+  for (const Place& place : apart.places()) {
+    const Place other =
+        place.point->is_of_shares() ? Place{&point("attn.out"), place.layer} : place;
+    EXPECT_EQ(apart.inputs_of(place), model.inputs_of(other)) << place.point->name;
+  }
+}
+
+TEST(SharesIn, AreThoseOfTensorsThatFitTheQueries) {
+  const Shape queries = {5, 6, 64};
+  const Point &partial = point("attn.partial"), &lse = point("attn.lse");
+  EXPECT_EQ(shares_in(partial, {5, 3, 6, 64}, queries), 3);
+  EXPECT_EQ(shares_in(lse, {5, 3, 6}, queries), 3);
+  for (const Shape& shape : {Shape{5, 3, 6, 63}, {5, 3, 7, 64}, {5, 3, 6}, {5, 6, 64}, {5}})
+    EXPECT_EQ(shares_in(partial, shape, queries), 0) << shape.text();
+  for (const Shape& shape : {Shape{5, 3, 6, 64}, {5, 3, 7}, {5, 6}})
+    EXPECT_EQ(shares_in(lse, shape, queries), 0) << shape.text();
+  // Nothing is as many times as one likes.
+  EXPECT_EQ(shares_in(partial, {5, int64_t{1} << 40, 0, 0}, {5, 0, 0}), 0);
+  EXPECT_EQ(shares_in(lse, {5, int64_t{1} << 40, 0}, queries), 0);
+}
 
 TEST(ShareBegins, AreOfWholePages) {
   EXPECT_EQ(share_begins(64, 16, 2), (Begins{0, 32, 64}));

@@ -135,6 +135,17 @@ TEST(Graph, WithoutSomeNodesNobodyReadsThem) {
   EXPECT_NE(with, kQwen3);
 }
 
+TEST(Graph, SharesAreOfExecutorsThatAttendInThem) {
+  const Graph in_shares = qwen_graph({.layers = 2, .qk_norm = true, .shares = true});
+  EXPECT_EQ(inputs(in_shares, point("attn.lse"), 1), "attn.q_rope@1 attn.kv@1");
+  EXPECT_EQ(inputs(in_shares, point("attn.out"), 1),
+            "attn.q_rope@1 attn.kv@1 attn.partial@1 attn.lse@1");
+  EXPECT_EQ(inputs(kQwen3, point("attn.out"), 1), "attn.q_rope@1 attn.kv@1");
+  EXPECT_EQ(in_shares.restricted([](const Place& at) { return !at.point->is_of_shares(); }),
+            kQwen3);
+  EXPECT_EQ(qwen_graph(QwenShape::showing(in_shares.places())), in_shares);
+}
+
 TEST(Graph, NamesFromFilesAreFoundOrNot) {
   EXPECT_EQ(find_point("attn.kv"), &kPoints[12]);
   EXPECT_EQ(find_point("attn.qk"), nullptr);

@@ -72,10 +72,12 @@ class Tables(unittest.TestCase):
                                contracts.rounding, "vlm")
 
     def test_graphs_are_those_of_another_hand(self):
-        for config, other in (
-                (QWEN3, qwen_graph.qwen_graph(6, True)), (QWEN25, qwen_graph.qwen_graph(6, False)),
-                (support.EXPERTS, qwen_graph.qwen_graph(3, True, range(3)))):
-            made = graph.graph_of(graph.read_config(config))
+        for config, other, shares in (
+                (QWEN3, qwen_graph.qwen_graph(6, True), False),
+                (QWEN3, qwen_graph.qwen_graph(6, True, shares=True), True),
+                (QWEN25, qwen_graph.qwen_graph(6, False), False),
+                (support.EXPERTS, qwen_graph.qwen_graph(3, True, range(3)), False)):
+            made = graph.graph_of(graph.read_config(config), shares=shares)
             self.assertEqual([(n.point, n.layer, list(n.inputs)) for n in made],
                              [(n.point, n.layer, n.inputs) for n in other])
 
