@@ -115,10 +115,12 @@ void name_instructions(Result& result, const Schedule& schedule) {
     const Place& place = finding.node.place;
     const int64_t number = number_in_row(finding.index, *place.point, schedule.model);
     const Instruction* writer = writer_of(schedule, place.point->name, place.layer, number);
-    if (writer == nullptr) continue;
-    std::string note = fmt::format("{} wrote the worst element of {}{}", said(*writer),
-                                   place.layer < 0 ? "" : fmt::format("layer {} ", place.layer),
-                                   place.point->name);
+    // Other points may be of the pass and of no instruction, as embed is.
+    if (writer == nullptr && !place.point->is_of_shares()) continue;
+    std::string note = fmt::format(
+        "{} the worst element of {}{}",
+        writer ? said(*writer) + " wrote" : "no instruction of the schedule writes",
+        place.layer < 0 ? "" : fmt::format("layer {} ", place.layer), place.point->name);
     if (std::ranges::count(named, note) > 0) continue;
     named.push_back(note);
     result.notes.push_back(std::move(note));
