@@ -73,13 +73,13 @@ class FakeOracle : public Oracle {
   size_t largest_call = 0;  // rows
 
  private:
-  // The number of the point among those of a model that is over no ranks: what tests were made with
-  // stays as it is when such points are added.
+  // The number of the point among those of a model that is over no ranks and attends in no shares:
+  // what tests were made with stays as it is when such points are added.
   static int number_of(const Point& p) {
     int number = 0;
     for (const Point& before : kPoints) {
       if (before == p) break;
-      number += before.models.starts_with("over ranks") ? 0 : 1;
+      number += before.models.starts_with("over ranks") || before.is_of_shares() ? 0 : 1;
     }
     return number;
   }
