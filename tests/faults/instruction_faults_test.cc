@@ -9,6 +9,7 @@
 #include "src/faults/faults.h"
 #include "src/schedule/checker.h"
 #include "src/schedule/make_schedule.h"
+#include "src/weights/qwen_graph.h"
 #include "tests/judged.h"
 
 namespace lockstep {
@@ -32,7 +33,8 @@ InterpreterOptions seeded(const std::string& fault) {
 }
 
 Result judged_step(const InterpreterOptions& step, const std::vector<FaultRequest>& faults,
-                   DType dtype = DType::bf16, JudgeOptions judge = {}) {
+                   DType dtype = DType::bf16, JudgeOptions judge = {},
+                   std::function<void(const Pass&, const std::vector<NodeId>&)> seen = {}) {
   std::vector<Request> requests = {
       {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 3},
       {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 3}};
@@ -45,6 +47,7 @@ Result judged_step(const InterpreterOptions& step, const std::vector<FaultReques
                     .requests = requests,
                     .faults = faults,
                     .judge = std::move(judge),
+                    .seen = std::move(seen),
                     .audit = false,
                     .causes = false});
 }
@@ -185,6 +188,32 @@ TEST(InstructionFaults, OfSharesAreSeenBehindWhatWasNotRecorded) {
     ASSERT_TRUE(wrong.first) << wrong.story;
     EXPECT_EQ(wrong.first->node.place, (Place{&point("attn.lse"), 1})) << wrong.story;
   }
+}
+
+// A trace may have a logarithm more than it has shares: then nobody can say what they are merged
+// to.
+TEST(InstructionFaults, OfSharesOfUnlikeNumbersAreSeenAsWrong) {
+  std::vector<Pass> passes;
+  const std::vector<FaultRequest> fault = {parse_fault("step-merge-base-e@layer=1")};
+  judged_step(right_step(), fault, DType::bf16, {}, [&](const Pass& pass, const auto&) {
+    for (RecordedTensor& lse : passes.emplace_back(pass).tensors)
+      if (*lse.point == point("attn.lse")) {
+        lse.shape = {lse.shape[0], 3, lse.shape[2]};
+        lse.data = Tensor(lse.shape, DType::f32);
+        std::fill_n(lse.data.as<float>(), lse.shape.count(), 1.0F);
+      }
+  });
+  const auto oracle = open_reference().oracle(bard(), {.dtype = DType::bf16});
+  Judge judge({.provenance = {{"page_size", "8"}},
+               .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
+               .dtype = DType::bf16,
+               .level = TraceLevel::full},
+              *oracle, nullptr, nullptr,
+              {.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", "")});
+  for (const Pass& pass : passes) judge.judge(pass);
+  const Result result = judge.finish({}, true);
+  EXPECT_EQ(wrong_points(result), (std::set<std::string_view>{"attn.lse", "attn.out"}))
+      << result.story;
 }
 
 TEST(InstructionFaults, ARightStepIsClean) {
