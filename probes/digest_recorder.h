@@ -13,7 +13,7 @@ namespace lockstep {
 class DigestRecorder final : public Sink, private DigestSink {
  public:
   // finished: of passes on a device called from another thread.
-  DigestRecorder(Selection selection, bool tensors, std::function<void(Pass)> finished);
+  DigestRecorder(Selection selection, bool tensors, std::function<void(Pass&&)> finished);
 
   bool wants(const Point& point, int layer) const override { return host_.wants(point, layer); }
   DigestSink* digests() override { return whole_rows_ ? this : nullptr; }
@@ -23,10 +23,10 @@ class DigestRecorder final : public Sink, private DigestSink {
 
  private:
   bool keeps(const Point& point, int) const override { return tensors_ && !point.is_cache(); }
-  void take(Pass pass) override;
+  void take(Pass&& pass) override;
 
   bool whole_rows_, tensors_;
-  std::function<void(Pass)> finished_;
+  std::function<void(Pass&&)> finished_;
   Recorder host_;
 };
 

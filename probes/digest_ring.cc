@@ -32,21 +32,6 @@ int64_t length_of(const PassInfo& info, int32_t request) {
   return length;
 }
 
-// The owner of each row of a tensor.
-std::vector<Row> rows_of(const DigestLayout::Tap& tap, const PassInfo& info) {
-  std::vector<Row> rows;
-  if (!tap.point->is_of_logits()) {
-    for (const PassRow& row : info.rows) rows.push_back(row.row);
-    return rows;
-  }
-  for (int32_t index : info.logit_rows) rows.push_back(info.rows[index].row);
-  return rows;
-}
-
-TensorView shown(const DigestLayout::Tap& tap, const PassInfo& info) {
-  return tap.tensor.slice(0, std::min(tap.tensor.rows(), std::ssize(rows_of(tap, info))));
-}
-
 }  // namespace
 
 // A place for one pass on its way: on the device, so that the next pass need not wait for the way
@@ -61,13 +46,24 @@ struct DigestRing::Slot {
   Tensor staged;
   DigestedPass pass;
   std::vector<int64_t> lengths;  // of the requests
-  int64_t bytes = 0;             // of all that is copied
-  void* arrived = nullptr;       // event
+  std::vector<Row> rows, logit_rows;
+  int64_t bytes = 0;        // of all that is copied
+  void* arrived = nullptr;  // event
 
-  int64_t digest_bytes() const {
+  // The owner of each row of a tensor, and the rows that the pass has.
+  const std::vector<Row>& rows_of(const DigestLayout::Tap& tap) const {
+    return tap.point->is_of_logits() ? logit_rows : rows;
+  }
+  TensorView shown(const DigestLayout::Tap& tap) const {
+    return tap.tensor.slice(0, std::min(tap.tensor.rows(), std::ssize(rows_of(tap))));
+  }
+  int64_t cache_rows() const {
     int64_t positions = 0;
     for (int64_t length : lengths) positions += length;
-    return pass.layout->cache_hashes + pass.layout->caches * positions * sizeof(uint64_t);
+    return pass.layout->caches * positions;
+  }
+  int64_t digest_bytes() const {
+    return pass.layout->cache_hashes + cache_rows() * int64_t{sizeof(uint64_t)};
   }
   // Calls use(tap, offset in memory, what is shown) for the tensors that are copied, and returns
   // the bytes that all takes.
@@ -76,16 +72,16 @@ struct DigestRing::Slot {
     int64_t offset = (digest_bytes() + kLine - 1) / kLine * kLine;
     for (const DigestLayout::Tap& tap : pass.layout->taps) {
       if (tap.point->is_cache() || !(tap.keeps || tap.point->is_of_logits())) continue;
-      const TensorView view = shown(tap, pass.info);
+      const TensorView view = shown(tap);
       use(tap, offset, view);
       offset += (view.bytes() + kLine - 1) / kLine * kLine;
     }
     return offset;
   }
   void put(DigestedPass next);
-  Pass arrival(ThreadPool& pool) const;
+  void arrive(Pass& to, ThreadPool& pool) const;
   void put_caches(const DigestLayout::Tap& tap, std::span<RecordedTensor> caches) const;
-  RecordedTensor tensor(const DigestLayout::Tap& tap) const;
+  void put_tensor(const DigestLayout::Tap& tap, RecordedTensor& kept) const;
 };
 
 void DigestRing::Slot::put(DigestedPass next) {
@@ -93,16 +89,18 @@ void DigestRing::Slot::put(DigestedPass next) {
   lengths.clear();
   for (const RequestPages& pages : pass.info.pages)
     lengths.push_back(length_of(pass.info, pages.request));
+  rows.clear(), logit_rows.clear();
+  for (const PassRow& row : pass.info.rows) rows.push_back(row.row);
+  for (const int32_t index : pass.info.logit_rows) logit_rows.push_back(rows[index]);
   bytes = each_tensor([](const auto&...) {});
 }
 
-RecordedTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
-  const TensorView view = shown(tap, pass.info);
-  RecordedTensor kept{.point = tap.point,
-                      .layer = tap.layer,
-                      .rows = rows_of(tap, pass.info),
-                      .dtype = view.dtype,
-                      .shape = view.shape};
+void DigestRing::Slot::put_tensor(const DigestLayout::Tap& tap, RecordedTensor& kept) const {
+  const TensorView view = shown(tap);
+  kept.point = tap.point, kept.layer = tap.layer;
+  kept.rows = rows_of(tap);
+  kept.dtype = view.dtype, kept.shape = view.shape;
+  kept.data = {};
   std::memcpy(&kept.digest, memory + tap.digest, sizeof(Digest));
   kept.row_hashes.resize(kept.rows.size());
   std::memcpy(kept.row_hashes.data(), memory + tap.hashes, kept.rows.size() * sizeof(uint64_t));
@@ -110,7 +108,6 @@ RecordedTensor DigestRing::Slot::tensor(const DigestLayout::Tap& tap) const {
         "a digest of {} elements of {} was wanted of the device, found one of {}: its arguments "
         "are not those of the host",
         view.count(), tap.point->name, kept.digest.count);
-  return kept;
 }
 
 // One tensor a request.
@@ -130,17 +127,16 @@ void DigestRing::Slot::put_caches(const DigestLayout::Tap& tap,
         "not those of the host",
         length, hashed);
     const Shape& pool = tap.tensor.shape;
-    RecordedTensor kept{.point = tap.point,
-                        .layer = tap.layer,
-                        .dtype = tap.tensor.dtype,
-                        .shape = {length, 2, pool[2], pool[3]}};
+    RecordedTensor& kept = caches[r];
+    kept.point = tap.point, kept.layer = tap.layer;
+    kept.dtype = tap.tensor.dtype, kept.shape = {length, 2, pool[2], pool[3]};
+    kept.data = {};
     kept.rows.resize(length);
     for (int32_t p = 0; p < length; ++p) kept.rows[p] = {request, p};
     kept.row_hashes.resize(length);
     std::memcpy(kept.row_hashes.data(), hashes, kept.row_hashes.size() * 8);
     hashes += length * 8;
     kept.digest = digest_of_rows(kept.row_hashes, kept.shape.count());
-    caches[r] = std::move(kept);
   }
 }
 
@@ -155,32 +151,38 @@ std::vector<TopLogits> top_of(const TensorView& logits, std::span<const Row> row
   return top;
 }
 
-// Reads it out of the pinned memory, which is then free.
-Pass DigestRing::Slot::arrival(ThreadPool& pool) const {
+// Reads it out of the pinned memory, which is then free, into what is left of an earlier pass. A
+// few threads take longer to wake than a small pass takes.
+void DigestRing::Slot::arrive(Pass& to, ThreadPool& pool) const {
+  constexpr int64_t kFew = 32768;  // rows of caches
   const std::vector<DigestLayout::Tap>& taps = pass.layout->taps;
   std::vector<size_t> first{0};  // tensor of each tap
   for (const DigestLayout::Tap& tap : taps)
     first.push_back(first.back() + (tap.point->is_cache() ? lengths.size() : 1));
-  Pass arrived_pass{.info = pass.info};
-  arrived_pass.tensors.resize(first.back());
-  pool.run(std::ssize(taps), 1, [&](int64_t begin, int64_t end) {
+  to.info = pass.info;
+  to.logits.clear();
+  to.tensors.resize(first.back());
+  const auto put_some = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto mine = std::span(arrived_pass.tensors).subspan(first[i], first[i + 1] - first[i]);
+      const auto mine = std::span(to.tensors).subspan(first[i], first[i + 1] - first[i]);
       if (taps[i].point->is_cache())
         put_caches(taps[i], mine);
       else
-        mine[0] = tensor(taps[i]);
+        put_tensor(taps[i], mine[0]);
     }
-  });
+  };
+  if (cache_rows() <= kFew && rows.size() <= 64)
+    put_some(0, std::ssize(taps));
+  else
+    pool.run(std::ssize(taps), 1, put_some);
   each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
-    RecordedTensor& kept = arrived_pass.tensors[first[&tap - taps.data()]];
+    RecordedTensor& kept = to.tensors[first[&tap - taps.data()]];
     const TensorView there{memory + offset, view.dtype, Device::cpu, view.shape};
     if (tap.keeps) kept.data = copy_on(Device::cpu, there);
     // Logits are shown before the tokens that were chosen.
-    if (*tap.point == point("logits")) arrived_pass.logits = top_of(there, kept.rows, pool);
-    if (*tap.point == point("token")) put_chosen(arrived_pass.logits, there, kept.rows);
+    if (*tap.point == point("logits")) to.logits = top_of(there, kept.rows, pool);
+    if (*tap.point == point("token")) put_chosen(to.logits, there, kept.rows);
   });
-  return arrived_pass;
 }
 
 DigestRing::DigestRing(DigestSink& taker, int64_t most_bytes)
@@ -306,6 +308,7 @@ std::string DigestRing::failure() const {
 
 // A slot is free before its pass is handed on, since the Pass has copies of its own.
 void DigestRing::serve() {
+  Pass arrived;
   std::unique_lock lock(mutex_);
   while (changed_.wait(lock, [&] { return ends_ || !queued_.empty(); }), !queued_.empty()) {
     Slot& slot = *queued_.front();
@@ -317,8 +320,7 @@ void DigestRing::serve() {
     bool freed = false;
     try {
       runtime_of(slot.device).digests.wait_event(std::exchange(slot.arrived, nullptr));
-      Pass arrived;
-      if (wanted) arrived = slot.arrival(pool_);
+      if (wanted) slot.arrive(arrived, pool_);
       slot.pass = {};
       lock.lock();
       release(slot);

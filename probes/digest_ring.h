@@ -37,7 +37,8 @@ struct DigestLayout {
 struct DigestedPass {
   std::shared_ptr<const DigestLayout> layout;
   std::shared_ptr<const Tensor> digests;
-  std::vector<std::shared_ptr<const Tensor>> tensors;  // copies, of buffers that are used again
+  // Copies of buffers that are used again, and what the launches themselves work in.
+  std::vector<std::shared_ptr<const Tensor>> tensors;
   PassInfo info;
 };
 

@@ -31,7 +31,9 @@ class DigestSink {
   virtual ~DigestSink() = default;
   // Whether the numbers of a wanted tensor are wanted too.
   virtual bool keeps(const Point& point, int layer) const = 0;
-  virtual void take(Pass pass) = 0;
+  // The memory that is left of the pass is used again for a later one, since small passes come
+  // faster than memory is made.
+  virtual void take(Pass&& pass) = 0;
 };
 
 // When a tensor is there that is made by a launch which goes on meanwhile.

@@ -45,6 +45,40 @@ Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows, SharedCo
   return copy;
 }
 
+// Whether any of some numbers is larger than `least`, or NaN, looked at many at a time: nearly no
+// part of a vocabulary has one.
+template <typename T>
+bool any_larger(const T* from, int64_t count, double least) {
+  const auto bound = static_cast<T>(least);
+  bool any = false;
+  for (int64_t i = 0; i < count; ++i) any |= !(from[i] <= bound);
+  return any;
+}
+// Halves by whole numbers that are in their order; a NaN without a sign is above all.
+int16_t order_of(uint16_t bits) {
+  const auto whole = static_cast<int16_t>(bits);
+  return static_cast<int16_t>(whole ^ ((whole >> 15) & 0x7fff));
+}
+template <typename T>
+bool any_larger_half(const T* from, int64_t count, double least) {
+  const int16_t bound = order_of(from_float<T>(static_cast<float>(least)).bits);
+  int16_t largest = std::numeric_limits<int16_t>::min();
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, order_of(from[i].bits));
+  return largest > bound;
+}
+bool any_larger(const TensorView& logits, int64_t first, int64_t count, double least) {
+  switch (logits.dtype) {
+    case DType::bf16:
+      return any_larger_half(logits.as<const BFloat16>() + first, count, least);
+    case DType::f16:
+      return any_larger_half(logits.as<const Float16>() + first, count, least);
+    case DType::f32:
+      return any_larger(logits.as<const float>() + first, count, least);
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 const RecordedTensor* Pass::find(const Point& point, int layer, int32_t request) const {
@@ -75,12 +109,16 @@ std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const R
     return a.value == b.value ? a.id < b.id : a.value > b.value;
   };
   const int64_t vocab = logits.shape[1];
-  std::array<double, 1024> block;
+  std::array<double, 256> block;
   std::vector<TopLogits> top;
   for (size_t i = 0; i < rows.size(); ++i) {
     std::vector<Place> best;  // in order
     for (int64_t begin = 0; begin < vocab; begin += std::ssize(block)) {
       const size_t size = std::min(std::ssize(block), vocab - begin);
+      // The tensor has that value, so its dtype holds it.
+      if (std::ssize(best) == kTopLogits && !std::isnan(best.back().value) &&
+          !any_larger(logits, i * vocab + begin, size, best.back().value))
+        continue;
       widen(logits, i * vocab + begin, std::span(block.data(), size));
       for (size_t at = 0; at < size; ++at) {
         // Most are not among them, and equal ones with a larger id neither.

@@ -16,7 +16,7 @@ namespace {
 class SlowTaker final : public DigestSink {
  public:
   bool keeps(const Point&, int) const override { return true; }
-  void take(Pass pass) override {
+  void take(Pass&& pass) override {
     ++begun;
     may.acquire();
     taken.push_back(std::move(pass));
@@ -79,6 +79,44 @@ TEST_F(Ring, HandsOverWhatWasPushedInItsOrder) {
   ASSERT_EQ(ring.failure(), "");
   ASSERT_EQ(taker_.taken.size(), 20u);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(value_at(taker_.taken[i].tensors[0].data, 199), i);
+}
+
+// A taker that leaves the pass where it is: the next one has its memory and nothing else of it.
+class Reader final : public DigestSink {
+ public:
+  bool keeps(const Point&, int) const override { return true; }
+  void take(Pass&& pass) override {
+    seen.push_back({pass.tensors.size(), pass.tensors[0].rows.size(), pass.tensors[0].shape.text(),
+                    value_at(pass.tensors[0].data, 0), pass.logits.size()});
+    tensors.push_back(pass.tensors.data());
+  }
+  struct Seen {
+    size_t tensors, rows;
+    std::string shape;
+    double first;
+    size_t logits;
+    bool operator==(const Seen&) const = default;
+  };
+  std::vector<Seen> seen;
+  std::vector<const void*> tensors;
+};
+
+TEST_F(Ring, FillsWhatIsLeftOfAPassWithALaterOne) {
+  Reader reader;
+  DigestRing ring(reader);
+  for (int i = 0; i < 3; ++i) {
+    DigestedPass pass = pass_of(static_cast<float>(i), i == 1 ? 300 : kColumns);
+    auto layout = std::make_shared<DigestLayout>(*pass.layout);
+    if (i == 0) layout->taps.push_back(layout->taps[0]);
+    pass.layout = layout;
+    ring.push(std::move(pass));
+    ring.flush();
+  }
+  ASSERT_EQ(ring.failure(), "");
+  EXPECT_EQ(reader.seen, (std::vector<Reader::Seen>{{2, 2, "[2, 1, 100]", 0, 0},
+                                                    {1, 2, "[2, 1, 300]", 1, 0},
+                                                    {1, 2, "[2, 1, 100]", 2, 0}}));
+  EXPECT_EQ(reader.tensors[0], reader.tensors[2]);
 }
 
 TEST_F(Ring, WaitsWhenSoManyBytesAreOnTheirWayAndSaysSo) {

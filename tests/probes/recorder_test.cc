@@ -1,11 +1,14 @@
 #include "probes/recorder.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "kernels/base/check.h"
 
@@ -118,6 +121,57 @@ TEST(TopLogits, OfOneWordHaveNoRival) {
   EXPECT_EQ(top[0].margin(), std::numeric_limits<double>::infinity());
   EXPECT_EQ(top_logits_of(counting({1, 20}), row)[0].ids.size(), 8u);
   EXPECT_THROW(top_logits_of(counting({2, 4}), row), Error);
+}
+
+void put(const Tensor& to, int64_t i, double value) {
+  const auto as_float = static_cast<float>(value);
+  switch (to.view().dtype) {
+    case DType::bf16:
+      to.as<BFloat16>()[i] = from_float<BFloat16>(as_float);
+      return;
+    case DType::f16:
+      to.as<Float16>()[i] = from_float<Float16>(as_float);
+      return;
+    case DType::f32:
+      to.as<float>()[i] = as_float;
+      return;
+    default:
+      to.as<double>()[i] = value;
+  }
+}
+
+// Of a row whose parts are looked at many at a time, by sorting all of it; with ties, numbers of
+// either sign, zeros of both signs, infinities and NaN.
+TEST(TopLogits, OfLargeVocabulariesAreThoseOfASort) {
+  constexpr int64_t kVocab = 5000;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64})
+    for (int seed = 0; seed < 6; ++seed) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(dtype), seed));
+      std::mt19937_64 random(seed);
+      std::normal_distribution<double> normal;
+      std::vector<double> row(kVocab);
+      for (double& x : row) x = seed % 2 == 0 ? normal(random) : std::round(2 * normal(random));
+      if (seed >= 2)
+        for (double& x : row) x = -std::abs(x);  // zeros of that sign among them
+      if (seed >= 4) {
+        row[3000] = row[40] = std::numeric_limits<double>::quiet_NaN();
+        row[4000] = std::numeric_limits<double>::infinity();
+        row[4999] = -std::numeric_limits<double>::quiet_NaN();
+        row[17] = 0.0;
+      }
+      Tensor logits({1, kVocab}, dtype);
+      for (int64_t i = 0; i < kVocab; ++i) put(logits, i, row[i]);
+      for (int64_t i = 0; i < kVocab; ++i) row[i] = value_at(logits, i);
+      std::vector<int32_t> ids(kVocab);
+      std::iota(ids.begin(), ids.end(), 0);
+      std::ranges::stable_sort(ids, [&](int32_t a, int32_t b) {
+        if (std::isnan(row[a]) || std::isnan(row[b]))
+          return !std::isnan(row[a]) && std::isnan(row[b]);
+        return row[a] > row[b];
+      });
+      ids.resize(8);
+      EXPECT_EQ(top_logits_of(logits, std::vector<Row>{{0, 0}})[0].ids, ids);
+    }
 }
 
 // Recorded as whole, a shard would be judged against the whole.
