@@ -58,7 +58,7 @@ struct DigestJob {
   int64_t row_bytes = 0;
   const int32_t* rows = nullptr;
   int64_t most_rows = 0;  // what there is room for: what `rows` says beyond that is left out
-  Ready ready;
+  Ready ready;            // of DigestMaker::meanwhile alone
 
   Digest* out = nullptr;
   uint64_t* row_hashes = nullptr;  // xxh3-64 of each row; null: not wanted
@@ -86,6 +86,11 @@ struct CacheJob {
   Ready ready;
 };
 
+// The bytes that a launch takes which makes digests while another one makes the tensors.
+struct MeanwhileRoom {
+  int64_t scratch = 0, list = 0;
+};
+
 // The part of a device's runtime that makes digests there.
 struct DigestMaker {
   static constexpr int kMostJobs = 128;  // of one call
@@ -96,6 +101,15 @@ struct DigestMaker {
   std::function<int64_t(std::span<const DigestJob> jobs)> scratch_bytes;
   // The same of caches, which needs no scratch.
   std::function<void(std::span<const CacheJob> jobs, CUstream_st* stream)> hash_caches;
+
+  // Queues one launch for jobs of any number whose tensors are made meanwhile by a decode step, in
+  // the order in which it makes them, on multiprocessors that the step leaves free. `scratch` is
+  // the device's memory, and `list` pinned memory of the host that must stay as it is left until
+  // the launch, or the graph that it is captured in, is gone: meanwhile_room(jobs) of both.
+  std::function<void(std::span<const DigestJob> jobs, void* scratch, void* list,
+                     CUstream_st* stream)>
+      meanwhile;
+  std::function<MeanwhileRoom(std::span<const DigestJob> jobs)> meanwhile_room;
 
   // Streams beside that of the ops, so that long work does not hold up short work: caches have
   // their own. stream_wait makes what is queued on `later` from now on wait for what `earlier` has

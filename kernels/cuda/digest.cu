@@ -3,166 +3,12 @@
 #include <utility>
 
 #include "kernels/base/memory.h"
-#include "kernels/cuda/digest_input.cuh"
+#include "kernels/cuda/digest_numbers.cuh"
 
 namespace lockstep {
 namespace {
 
 using namespace digests;
-
-__device__ double warp_sum_64(double x) {
-  for (int other = kWarp / 2; other > 0; other /= 2) x += __shfl_xor_sync(~0u, x, other);
-  return x;
-}
-
-__device__ bool larger(double a, int64_t a_at, double b, int64_t b_at) {
-  if (a_at < 0 || b_at < 0) return a_at >= 0;
-  return a == b ? a_at < b_at : a > b;
-}
-
-// `a` becomes what both add, m2 apart, which needs the mean of both.
-__device__ void add(Part& a, const Part& b) {
-  if (b.at >= 0) {
-    a.min = a.at < 0 ? b.min : min(a.min, b.min);
-    a.max = a.at < 0 ? b.max : max(a.max, b.max);
-  }
-  if (larger(b.absmax, b.at, a.absmax, a.at)) a.absmax = b.absmax, a.at = b.at;
-  a.sum += b.sum, a.sum_abs += b.sum_abs, a.sum_squares += b.sum_squares;
-  a.finite += b.finite, a.nan += b.nan, a.pos_inf += b.pos_inf, a.neg_inf += b.neg_inf;
-  a.zeros += b.zeros, a.subnormals += b.subnormals;
-}
-
-// All of the warp's, for its first lane, in an order that is always the same. Short code, as what
-// is done once a block should be: a small tensor takes as long as its instructions take to arrive.
-__device__ __noinline__ Part warp_total(Part part) {
-#pragma unroll 1
-  for (int down = kWarp / 2; down > 0; down /= 2) {
-    Part other;
-    auto* to = reinterpret_cast<uint32_t*>(&other);
-    const auto* from = reinterpret_cast<const uint32_t*>(&part);
-#pragma unroll
-    for (int i = 0; i < int{sizeof(Part) / 4}; ++i) to[i] = __shfl_down_sync(~0u, from[i], down);
-    add(part, other);
-  }
-  return part;
-}
-
-// A thread's words of one block.
-struct Words {
-  int64_t begin;  // of the block, in the tensor's bytes
-  int place;      // of the first word in the block; each next one is a warp's words further
-  bool whole;     // all of them are the tensor's
-  uint64_t words[4];
-
-  __device__ Words(Input input, const xxh3::Warp& warp, int64_t block)
-      : begin(block * xxh3::kBlock), place(warp.place(0)) {
-    const char* run = input.run(begin);
-    whole = run != nullptr;
-    for (int i = 0; i < 4; ++i)
-      words[i] =
-          whole ? *reinterpret_cast<const uint64_t*>(run + warp.place(i)) : input.tail(at(i));
-  }
-  __device__ int64_t at(int i) const { return begin + place + i * kWarp * 8; }
-};
-
-// Elements of a tensor have few exponents, and lanes that add to one word wait for each other: so
-// each lane counts in a column of its own.
-constexpr int kExponents = 256 * kWarp;
-extern __shared__ __align__(16) uint32_t exponents[];
-
-// The statistics of the elements that a thread has seen so far.
-template <typename E>
-struct Seen {
-  Part part = {.at = -1};
-  typename E::Wide least = INFINITY, most = -INFINITY, largest = -1;
-  // 1, which the compiler does not know: for that it has an instruction that counts lanes with the
-  // same address, and here they all differ.
-  uint32_t one = blockDim.x / kThreads;
-
-  // Those from byte `size` on are none of the tensor's.
-  __device__ void look_at(const Words& in, int64_t size, typename E::Wide tiny) {
-    if (E::kCount <= 4 && in.whole && all_normal(in, tiny)) return look_at_normal(in);
-#pragma unroll 1
-    for (int w = 0; w < 4; ++w) {
-#pragma unroll 1
-      for (int i = 0; i < E::kCount; ++i) {
-        const int64_t at = in.at(w) + i * kBytes;
-        if (at < size) look_at(E::wide(in.words[w], i), at / kBytes, tiny);
-      }
-    }
-  }
-
-  // Nearly all numbers are normal, with nothing to count but their exponents.
-  __device__ static bool all_normal(const Words& in, typename E::Wide tiny) {
-    bool normal = true;
-#pragma unroll
-    for (int w = 0; w < 4; ++w)
-#pragma unroll
-      for (int i = 0; i < E::kCount; ++i) {
-        const typename E::Wide x = E::wide(in.words[w], i), magnitude = x < 0 ? -x : x;
-        normal &= magnitude >= tiny && isfinite(x);
-      }
-    return normal;
-  }
-  __device__ void look_at_normal(const Words& in) {
-    int best = -1;  // of the elements, that is larger than any before
-#pragma unroll
-    for (int w = 0; w < 4; ++w)
-#pragma unroll
-      for (int i = 0; i < E::kCount; ++i) {
-        const typename E::Wide x = E::wide(in.words[w], i), magnitude = x < 0 ? -x : x;
-        count_exponent(x);
-        least = min(least, x), most = max(most, x);
-        if (magnitude > largest) largest = magnitude, best = w * E::kCount + i;
-        add_to_sums(x);
-      }
-    part.finite += 4 * E::kCount;
-    if (best >= 0) part.at = in.at(best / E::kCount) / kBytes + best % E::kCount;
-  }
-
-  __device__ void look_at(typename E::Wide x, int64_t at, typename E::Wide tiny) {
-    const typename E::Wide magnitude = x < 0 ? -x : x;
-    count_exponent(x);
-    if (!isfinite(x)) {
-      part.nan += isnan(x), part.pos_inf += x > 0, part.neg_inf += x < 0;
-      return;
-    }
-    least = min(least, x), most = max(most, x);
-    if (magnitude > largest) largest = magnitude, part.at = at;
-    ++part.finite, part.zeros += x == 0, part.subnormals += x != 0 && magnitude < tiny;
-    add_to_sums(x);
-  }
-
-  __device__ void count_exponent(typename E::Wide x) {
-    atomicAdd(&exponents[exponent_bin(x) * kWarp + static_cast<int>(threadIdx.x) % kWarp], one);
-  }
-  __device__ void add_to_sums(double x) {
-    part.sum += x, part.sum_abs += fabs(x), part.sum_squares += x * x;
-  }
-
-  static constexpr int kBytes = 8 / E::kCount;  // of an element
-
-  __device__ Part total() {
-    part.min = least, part.max = most, part.absmax = largest;
-    return warp_total(part);
-  }
-};
-
-// The sum of (x - mean)^2 over a thread's words.
-template <typename E>
-__device__ double deviation(const Words& in, int64_t size, double mean) {
-  double m2 = 0;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-#pragma unroll(E::kCount > 4 ? 1 : E::kCount)
-    for (int i = 0; i < E::kCount; ++i) {
-      const typename E::Wide x = E::wide(in.words[w], i);
-      if ((!in.whole && in.at(w) + i * (8 / E::kCount) >= size) || !isfinite(x)) continue;
-      m2 += (x - mean) * (x - mean);
-    }
-  }
-  return m2;
-}
 
 // Calls use(block) for the warp's blocks of a part.
 template <typename Use>
@@ -175,9 +21,13 @@ __device__ void each_block(int64_t part, int64_t size, Use use) {
   }
 }
 
+// Each lane of a warp counts exponents in a column of its own.
+constexpr int kExponents = 256 * kWarp;
+extern __shared__ __align__(16) uint32_t exponents[];
+
 // The numbers of a part, of which each warp has looked at its blocks, in thread 0.
 template <typename E>
-__device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
+__device__ Part block_total(Input input, int64_t index, Seen<E, kWarp>& seen) {
   __shared__ Part of_warp[kWarps];
   __shared__ double squares[kWarps], mean;
   const bool leads = threadIdx.x % kWarp == 0;
@@ -190,7 +40,7 @@ __device__ Part block_total(Input input, int64_t index, Seen<E>& seen) {
     all = of_warp[0];
 #pragma unroll 1
     for (int i = 1; i < kWarps; ++i) add(all, of_warp[i]);
-    mean = all.finite > 0 ? all.sum / all.finite : 0;
+    mean = mean_of(all);
   }
   __syncthreads();
   double m2 = 0;
@@ -215,7 +65,7 @@ __device__ __noinline__ void sum_part(Input input, int64_t index, typename E::Wi
   __syncthreads();
   const xxh3::Warp warp;
   const int64_t size = input.size();
-  Seen<E> seen;
+  Seen<E, kWarp> seen(exponents);
   each_block(index, size, [&](int64_t block) {
     const Words in(input, warp, block);
     if (size > xxh3::kShort) {
@@ -230,30 +80,6 @@ __device__ __noinline__ void sum_part(Input input, int64_t index, typename E::Wi
   uint32_t count = 0;
   for (int i = 0; i < kWarp; ++i) count += exponents[threadIdx.x * kWarp + (i + lane) % kWarp];
   if (count != 0) atomicAdd(&tensor_scratch->exponents[threadIdx.x], count);
-}
-
-__device__ void sum_part(DType dtype, Input input, int64_t index, uint64_t* sums, Part* to,
-                         TensorScratch* tensor_scratch) {
-  const auto part = [&]<typename T, typename W>(Element<T, W>, W tiny) {
-    sum_part<Element<T, W>>(input, index, tiny, sums, to, tensor_scratch);
-  };
-  switch (dtype) {
-    case DType::bf16:
-      return part(Element<__nv_bfloat16, float>{}, 0x1p-126f);
-    case DType::f16:
-      return part(Element<__half, float>{}, 0x1p-14f);
-    case DType::f32:
-      return part(Element<float, float>{}, 0x1p-126f);
-    case DType::f64:
-      return part(Element<double, double>{}, 0x1p-1022);
-    // Zero is the only whole number below 1, and it counts as zero.
-    case DType::i32:
-      return part(Element<int32_t, double>{}, 1.0);
-    case DType::i64:
-      return part(Element<int64_t, double>{}, 1.0);
-    case DType::u8:
-      return part(Element<uint8_t, float>{}, 1.0f);
-  }
 }
 
 // Sums of blocks that the chain below takes up at once, and those that are on their way meanwhile:
@@ -291,38 +117,6 @@ __device__ uint64_t hash_from(Input input, const uint64_t* sums, uint64_t* room)
     }
   }
   return warp.finish(accumulator, input.word(size - xxh3::kStripe + 8 * warp.own()), size);
-}
-
-__device__ Part fetched(const Part* from) {
-  Part part;
-  auto* to = reinterpret_cast<uint64_t*>(&part);
-  for (int i = 0; i < int{sizeof(Part) / 8}; ++i)
-    to[i] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + i);
-  return part;
-}
-
-// The numbers of a digest by one warp, from those of its parts.
-__device__ void put_numbers(Digest& out, const Part* parts, int64_t count) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  Part all = {};
-  all.at = -1;
-  for (int64_t i = lane; i < count; i += kWarp) add(all, fetched(&parts[i]));
-  if (count > 1) all = warp_total(all);
-  double mean = all.finite > 0 ? all.sum / all.finite : 0;
-  mean = __shfl_sync(~0u, mean, 0);
-  double m2 = 0;
-  for (int64_t i = lane; i < count; i += kWarp) {
-    const Part part = fetched(&parts[i]);
-    if (part.finite == 0) continue;
-    const double delta = part.sum / part.finite - mean;
-    m2 += part.m2 + part.finite * delta * delta;
-  }
-  m2 = warp_sum_64(m2);
-  if (lane != 0) return;
-  out.nan = all.nan, out.pos_inf = all.pos_inf, out.neg_inf = all.neg_inf;
-  out.zeros = all.zeros, out.subnormals = all.subnormals;
-  out.min = all.min, out.max = all.max, out.absmax = all.absmax, out.absmax_index = all.at;
-  out.mean = mean, out.m2 = m2, out.sum_abs = all.sum_abs, out.sum_squares = all.sum_squares;
 }
 
 // Where a tensor has its scratch.
@@ -370,17 +164,15 @@ __device__ bool is_last(const Places& places, int64_t count) {
 }
 
 __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ JobTable table,
-                                                      char* scratch, BadIndex* bad) {
+                                                      char* scratch) {
   const int mine = threadIdx.x;
   const int index = table.first.job_of(blockIdx.x, table.count);
   const Work& work = table.of[index];
   const int64_t item = blockIdx.x - table.first.of[index];
-  const Input input(work);
+  const Input input(work.job);
   if (item >= work.parts) {
     const int64_t row = (item - work.parts) * kWarps + mine / kWarp, bytes = work.job.row_bytes;
-    if (input.rows() == 1) return;
-    await_ready(work.job.ready, input.size() / work.element, bytes / work.element, bad);
-    if (row >= input.rows()) return;
+    if (input.rows() == 1 || row >= input.rows()) return;
     const uint64_t hash = xxh3::hash(input, row * bytes, bytes);
     if (mine % kWarp == 0) work.job.row_hashes[row] = hash;
     return;
@@ -388,9 +180,9 @@ __global__ __launch_bounds__(kThreads, 2) void digest(const __grid_constant__ Jo
   const int64_t count = max(int64_t{1}, (input.size() + kPart - 1) / kPart);
   if (item >= count) return;
   const Places places(table, index, scratch);
-  await_ready(work.job.ready, min((item + 1) * kPart, input.size()) / work.element - 1,
-              work.job.row_bytes / work.element, bad);
-  sum_part(work.job.dtype, input, item, places.sums, &places.parts[item], places.tensor_scratch);
+  with_element(work.job.dtype, [&]<typename E>(E, typename E::Wide tiny) {
+    sum_part<E>(input, item, tiny, places.sums, &places.parts[item], places.tensor_scratch);
+  });
   if (is_last(places, count)) finish(work, input, count, places);
 }
 
@@ -432,7 +224,7 @@ void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* s
   if (launch.blocks == 0) return;
   cuda_check(cudaMemsetAsync(scratch, 0, launch.tensor_scratch_bytes, stream), "cudaMemsetAsync");
   digest<<<static_cast<unsigned>(launch.blocks), kThreads, kExponents * sizeof(uint32_t), stream>>>(
-      launch.table, static_cast<char*>(scratch), bad_index_report());
+      launch.table, static_cast<char*>(scratch));
   cuda_check(cudaGetLastError(), "the launch of digests");
 }
 

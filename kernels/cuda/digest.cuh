@@ -11,8 +11,6 @@
 //            blocks into the hash with one warp, and adds up the parts with another
 //   rows     further blocks hash each row by itself
 //
-// Of a tensor that a launch makes meanwhile, a block waits for its part.
-//
 // Parts are joined as Chan, Golub and LeVeque (1979) join means and squares, so that no sum of
 // squares cancels. Sums are made in an order that depends on the size alone: the same tensor has
 // the same digest however the launch was filled.
@@ -44,28 +42,36 @@ struct FirstBlocks {
   }
 };
 
-// By all threads of a block, before they read the tensor: returns when its element `last` of
-// `columns` in a row is there, and what comes before it. Gives up after a while, and reports it.
+// By `threads` threads of which this is number `thread`, before they meet and read the tensor:
+// returns when its element `last` of `columns` in a row is there, and what comes before it. Gives
+// up after a while, and reports it.
 __device__ inline void await_ready(const Ready& ready, int64_t last, int64_t columns,
-                                   BadIndex* bad) {
+                                   unsigned thread, unsigned threads, BadIndex* bad) {
   constexpr unsigned kPause = 300;                   // ns between looks, which cost the launch
   constexpr int kSeconds = 10, kLooks = 30'000'000;  // that many last longer
-  if (ready.words == nullptr) return;
   // A part of several rows waits for all of them. Words are raised in no order, since the warps of
   // a step that raise them do not wait for each other.
   const int64_t column = last < columns ? last : columns - 1;
   const int64_t words = ready.columns > 0 ? column / ready.columns + 1 : 1;
-  for (int64_t i = threadIdx.x; i < words; i += blockDim.x) {
+  for (int64_t i = thread; i < words; i += threads) {
     const uint32_t* const word = ready.words + i;
     const auto is_there = [&] {
       uint32_t now;
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
       return now >= ready.least;
     };
     int looks = 0;
     while (!is_there() && ++looks < kLooks) __nanosleep(kPause);
     if (looks == kLooks) report(bad, BadIndex::Of::digest_wait, kSeconds, 0, blockIdx.x);
   }
+  // Once, since it empties the first-level cache of the multiprocessor.
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+// By all threads of a block.
+__device__ inline void await_ready(const Ready& ready, int64_t last, int64_t columns,
+                                   BadIndex* bad) {
+  if (ready.words == nullptr) return;
+  await_ready(ready, last, columns, threadIdx.x, blockDim.x, bad);
   __syncthreads();
 }
 
@@ -74,6 +80,9 @@ __device__ inline void await_ready(const Ready& ready, int64_t last, int64_t col
 void make_digests(std::span<const DigestJob> jobs, void* scratch, CUstream_st* stream);
 int64_t digest_scratch_bytes(std::span<const DigestJob> jobs);
 void hash_caches(std::span<const CacheJob> jobs, CUstream_st* stream);
+void digest_meanwhile(std::span<const DigestJob> jobs, void* scratch, void* list,
+                      CUstream_st* stream);
+MeanwhileRoom meanwhile_room(std::span<const DigestJob> jobs);
 cudaEvent_t step_begun();
 
 }  // namespace lockstep

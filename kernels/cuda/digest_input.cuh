@@ -1,4 +1,4 @@
-// The input of the digest kernel: the jobs of a launch, the bytes of their tensors, and their
+// The input of the kernels of digests: the jobs of a launch, the bytes of their tensors, and their
 // elements.
 #pragma once
 
@@ -59,10 +59,10 @@ static_assert(sizeof(JobTable) <= 32764, "a kernel takes that many bytes of argu
 // The bytes of a tensor. Goes by value, so that it stays in registers.
 class Input {
  public:
-  __device__ explicit Input(const Work& work) : data_(static_cast<const char*>(work.job.data)) {
-    const int64_t rows = *work.job.rows;
-    rows_ = rows < 0 ? 0 : min(rows, work.job.most_rows);
-    size_ = rows_ * work.job.row_bytes;
+  __device__ explicit Input(const DigestJob& job) : data_(static_cast<const char*>(job.data)) {
+    const int64_t rows = *job.rows;
+    rows_ = rows < 0 ? 0 : min(rows, job.most_rows);
+    size_ = rows_ * job.row_bytes;
     words_ = reinterpret_cast<uintptr_t>(data_) % 8 == 0;
   }
 

@@ -60,13 +60,15 @@ void mark_ops(CUstream_st* ops) {
              "cudaEventRecordWithFlags");
 }
 
-CUstream_st* new_stream() {
+CUstream_st* new_stream(int priority = 0) {
   CUstream_st* made = nullptr;
-  cuda_check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority),
+             "cudaStreamCreateWithPriority");
   return made;
 }
 struct DigestStreams {
-  CUstream_st* digest_stream = new_stream();
+  // The launch beside a step wants whole multiprocessors, before caches take all of them.
+  CUstream_st* digest_stream = new_stream(-1);
   CUstream_st* cache_digest_stream = new_stream();
   CUstream_st* result_stream = new_stream();
 };
@@ -94,6 +96,8 @@ DigestMaker device_digests(int index) {
   return {.digest = here(make_digests),
           .scratch_bytes = digest_scratch_bytes,
           .hash_caches = here(hash_caches),
+          .meanwhile = here(digest_meanwhile),
+          .meanwhile_room = meanwhile_room,
           .digest_stream = streams.digest_stream,
           .cache_digest_stream = streams.cache_digest_stream,
           .stream_wait = here(stream_wait),

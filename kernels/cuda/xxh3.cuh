@@ -221,7 +221,7 @@ class Groups {
 
  private:
   static constexpr int kStripes = kBlock / kStripe;
-  static constexpr int kAhead = 4;  // words that a lane reads at once, two at a time
+  static constexpr int kAhead = 8;  // words that a lane reads at once, two at a time
 
   // Nothing reads them again soon.
   __device__ ulonglong2 words_of(const char* stripe) const {

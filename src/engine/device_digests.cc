@@ -13,15 +13,11 @@ namespace {
 constexpr int64_t kHash = sizeof(uint64_t), kCount = sizeof(int64_t);
 // Tensors of a launch, and caches of a launch of their own: those of a few layers, so that digests
 // are made while the ops go on. Whoever computes a whole pass in one launch shows them all at once:
-// where digests do not wait for their tensors, what counts is that there are few launches after it;
-// where they do, that no cache's keep those of an earlier layer from the few free multiprocessors.
+// what counts then is that there are few launches after it.
 struct Together {
   size_t tensors = 64, caches = 8;
-  Together(const Model& model, bool waits) {
-    if (waits)
-      tensors = 40, caches = 4;
-    else if (model.placement().make_executor)
-      tensors = caches = DigestMaker::kMostJobs;
+  explicit Together(const Model& model) {
+    if (model.placement().make_executor) tensors = caches = DigestMaker::kMostJobs;
   }
 };
 
@@ -144,21 +140,25 @@ void DeviceDigests::record(const Record& record) {
   if (is_cache(*tap.point)) {
     tap.tensor = caches_[tap.layer].k;
     cache_jobs_.push_back(cache_job_of(tap));
+    if (ready_of_) return;
     if (lifetime_ == Lifetime::layer)
       // The model's own buffers are written again by the next layer, so that digests must be queued
       // before it on the same stream.
       flush_caches(ops_stream_);
-    else if (cache_jobs_.size() == Together(model_, ready_of_ != nullptr).caches ||
-             tap.hashes == layout_->caches - 1)
+    else if (cache_jobs_.size() == Together(model_).caches || tap.hashes == layout_->caches - 1)
       flush_caches(maker_.cache_digest_stream);
     return;
   }
   tap.tensor = record.tensor;
   const bool of_layer = lifetime_ == Lifetime::layer;
   for (const DigestJob& job : jobs_of(tap)) {
+    if (ready_of_) {
+      meanwhile_.push_back(job);
+      continue;
+    }
     jobs_.push_back(job);
-    if (jobs_.size() == Together(model_, ready_of_ != nullptr).tensors)
-      flush(of_layer ? ops_stream_ : next_stream());
+    if (jobs_.size() == Together(model_).tensors)
+      flush(of_layer ? ops_stream_ : maker_.digest_stream);
   }
   if (!of_layer) return;
   flush(ops_stream_);
@@ -167,13 +167,6 @@ void DeviceDigests::record(const Record& record) {
   ring_->reserve(tap.tensor.bytes());
   copies_.push_back(std::make_shared<Tensor>(copy_on(model_.device(), tap.tensor)));
   tap.tensor = copies_.back()->view();
-}
-
-// Launches that wait for their tensors take turns of both streams, so that the few multiprocessors
-// that are free begin one while another ends.
-CUstream_st* DeviceDigests::next_stream() {
-  if (ready_of_) second_ = !second_;
-  return second_ ? maker_.cache_digest_stream : maker_.digest_stream;
 }
 
 void DeviceDigests::follow_ops(CUstream_st* stream) {
@@ -201,11 +194,24 @@ void DeviceDigests::flush_caches(CUstream_st* stream) {
   cache_jobs_.clear();
 }
 
+// One launch of all, before that of the caches: its blocks want multiprocessors of their own.
+void DeviceDigests::flush_meanwhile() {
+  if (meanwhile_.empty()) return;
+  CUstream_st* const stream = maker_.digest_stream;
+  follow_ops(stream);
+  const MeanwhileRoom room = maker_.meanwhile_room(meanwhile_);
+  scratch_.emplace_back(Shape{room.scratch}, DType::u8, model_.device());
+  list_ = std::make_shared<Tensor>(Tensor::pinned({room.list}, DType::u8, model_.device()));
+  maker_.meanwhile(meanwhile_, scratch_.back().view().data, list_->view().data, stream);
+  meanwhile_.clear();
+}
+
 void DeviceDigests::end() {
   maker_.mark_ops(ops_stream_);
   if (lifetime_ == Lifetime::layer) return;
+  flush_meanwhile();
   flush_caches(maker_.cache_digest_stream);
-  flush(next_stream());
+  flush(maker_.digest_stream);
   // A graph can only wait for streams that are part of it.
   for (CUstream_st* stream : used_) maker_.stream_wait(ops_stream_, stream);
 }

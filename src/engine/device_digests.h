@@ -34,7 +34,11 @@ class DeviceDigests final : public Sink {
   void end() override;
 
   // The digests of the pass, once it has ended. Every replay of a graph writes them anew.
-  DigestedPass result() const { return {layout_, digests_, copies_, arguments_.info}; }
+  DigestedPass result() const {
+    std::vector<std::shared_ptr<const Tensor>> kept = copies_;
+    if (list_) kept.push_back(list_);
+    return {layout_, digests_, kept, arguments_.info};
+  }
 
  private:
   DigestLayout::Tap& tap_of(const Record& record);
@@ -43,10 +47,10 @@ class DeviceDigests final : public Sink {
   DigestJob job_of(const DigestLayout::Tap& tap) const;
   std::vector<DigestJob> jobs_of(const DigestLayout::Tap& tap);
   CacheJob cache_job_of(const DigestLayout::Tap& tap) const;
-  CUstream_st* next_stream();
   void follow_ops(CUstream_st* stream);
   void flush(CUstream_st* stream);
   void flush_caches(CUstream_st* stream);
+  void flush_meanwhile();
 
   const Model& model_;
   const Batch& arguments_;
@@ -62,9 +66,10 @@ class DeviceDigests final : public Sink {
   std::vector<std::shared_ptr<const Tensor>> copies_;
   std::vector<DigestJob> jobs_;  // not yet queued, as
   std::vector<CacheJob> cache_jobs_;
-  std::vector<Tensor> scratch_;  // of every launch
-  bool second_ = false;          // of two streams, the one that was taken last
-  std::set<CUstream_st*> used_;  // the streams besides that of the ops
+  std::vector<DigestJob> meanwhile_;    // what is made while a launch goes on
+  std::shared_ptr<const Tensor> list_;  // of its digests
+  std::vector<Tensor> scratch_;         // of every launch
+  std::set<CUstream_st*> used_;         // the streams besides that of the ops
 };
 
 // Model::forward with every tensor that the probe's sink wants digested; the probe is one with a
