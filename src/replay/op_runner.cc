@@ -283,13 +283,15 @@ Batch OpRunner::batch_of(const OpInputs& inputs) {
   return batch;
 }
 
-// No layer but the place's own is read or written. So all layers share that of the place.
+// No layer but the place's own is read or written. So all layers share that of the place. Each run
+// has a copy of its own: what one implementation wrote would stand there for the next one, and a
+// write that misses its slot would go for right.
 std::vector<KvCache> OpRunner::caches_of(const OpInputs& inputs,
                                          std::vector<Tensor>& storage) const {
   KvCache cache;
   if (uses_cache(*place_.point)) {
     for (const Tensor* half : {&inputs.cache().k, &inputs.cache().v})
-      storage.push_back(options_.device == Device::cpu ? *half : copy_on(options_.device, *half));
+      storage.push_back(copy_on(options_.device, *half));
     cache = {storage[0], storage[1]};
   }
   return std::vector<KvCache>(static_cast<size_t>(layers_), cache);

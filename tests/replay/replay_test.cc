@@ -167,6 +167,18 @@ TEST(Replay, JudgesAWriteByTheRowsThatItWrites) {
   EXPECT_EQ(hit.trials[2].wrong, 1) << "the pass that it misses in";
 }
 
+// Lockstep's own op writes first, and what it wrote must not stand for what the user's left out.
+TEST(Replay, GivesEachOpACacheOfItsOwn) {
+  ReplayOptions options =
+      asked(traced("bard-qwen3", DType::bf16), "bard-qwen3", {&point("attn.kv"), 1});
+  options.device = "cpu";
+  options.ops = built_path("tests/replay/wrong/no_third_token.so");
+  const ReplayResult result = replay(options);
+  ASSERT_EQ(result.trials.size(), 3u);
+  EXPECT_EQ(result.trials[0].wrong + result.trials[1].wrong, 0) << story_of(result);
+  EXPECT_GT(result.trials[2].wrong, 0) << "prefills leave a token unwritten";
+}
+
 TEST(Replay, OfWhatWasFlaggedTakesThePassesThatHaveIt) {
   const std::string fault = "rope-position-off-by-one-in-decode@layer=3";
   const std::string trace = traced("bard-qwen3", DType::bf16, fault, TraceLevel::flagged);
