@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/judge/judge_state.h"
+#include "src/judge/own_engine.h"
 #include "src/judge/story.h"
 #include "src/stats/mutant.h"
 #include "traces/manifest.h"
