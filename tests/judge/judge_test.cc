@@ -162,6 +162,22 @@ FakeRun slightly_large(const Spoil& more = {}) {
   return fake_run(model, DType::f16, 1, {220, 210, 200});
 }
 
+// A store that truncates is over its budgets; that all it stores is too small is no second thing.
+TEST_F(JudgeTest, AnOffsetIsNotedWhereNoFindingStandsAlone) {
+  const auto notes_of = [&](std::string_view name, double times) {
+    FakeModel model(DType::bf16, [=](const Place& p, const PassInfo&, std::vector<double>& v) {
+      if (p.point->name != name || p.layer != 1) return;
+      for (double& x : v) x = round_to(x - times * ulp(x, DType::bf16), DType::bf16);
+    });
+    const Result result = judged(fake_run(model, DType::bf16, 1, {220, 210, 200}), false);
+    int64_t notes = 0;
+    for (const std::string& note : result.notes) notes += note.find("(T6)") != note.npos ? 1 : 0;
+    return std::pair(result.verdict, notes);
+  };
+  EXPECT_EQ(notes_of("mlp.gate", 0.5), std::pair(RunVerdict::diverged, int64_t{0}));
+  EXPECT_EQ(notes_of("mlp.gate", 0), std::pair(RunVerdict::clean, int64_t{0}));
+}
+
 TEST_F(JudgeTest, WhatNoNodeShowsTheNodesOfAPlaceShowTogether) {
   const Result result = judged(slightly_large(), false);
   expect_first(result, "layer 1 mlp.gate", 0, 0, Verdict::introduced);
