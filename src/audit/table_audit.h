@@ -40,7 +40,7 @@ class TableAudit {
   };
   int64_t first_row(const PassInfo& pass, int32_t request) const;
   PassInfo without_out_of_sight(const PassInfo& pass) const;
-  // Of a pass without what is out of sight, as all that is remembered of passes is.
+  // The pass is one without what is out of sight, as all passes are that are remembered.
   void check_table(const PassInfo& pass, const RequestPages& table);
   void check_moves(const PassInfo& pass, const RequestPages& table, int64_t first);
   void find(const PassInfo& pass, int32_t request, int64_t position, std::string rule);

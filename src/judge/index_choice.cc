@@ -78,8 +78,8 @@ void put_nan_first(std::vector<double>& row) {
   }
 }
 
-// What is wrong of one row's choice. Where nobody says that NaN is the largest, nothing is; an
-// index of nothing is wrong all the same.
+// One row's choice is judged. Where nobody says that NaN is the largest, nothing is; an index of
+// nothing is wrong all the same.
 WrongIndex wrong_choice(std::vector<double> row, const std::vector<double>& indices,
                         const std::vector<double>& slack, Ties ties) {
   const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
