@@ -221,7 +221,7 @@ void add_observe_options(CLI::App& app, ObserveOptions& options) {
   CLI::Option* trace = app.add_option("--trace", options.trace, "keep what was seen in this trace");
   trace->type_name("PATH.trace");
   const CLI::Option* keep =
-      add_choice(app, "--keep", options.keep, {"off", "digest", "flagged", "full"},
+      add_choice(app, "--keep", options.keep, {"digest", "flagged", "full"},
                  "what a trace keeps: digests, and the tensors of what is wrong or all (" +
                      options.keep + "; .journal: digest)")
           ->needs(trace);

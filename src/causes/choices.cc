@@ -86,18 +86,6 @@ bool is_top_of_first(const TensorView& values, int64_t row, int64_t end,
   return above == std::ssize(chosen);
 }
 
-// Whether those are the largest of a row, in any order and whichever of equal values.
-bool are_largest(const TensorView& values, int64_t row, std::span<const int32_t> chosen) {
-  const int64_t width = values.row_size();
-  const std::set<int32_t> taken(chosen.begin(), chosen.end());
-  if (taken.size() != chosen.size() || *taken.begin() < 0 || *taken.rbegin() >= width) return false;
-  double least = std::numeric_limits<double>::infinity();
-  for (const int32_t index : taken) least = std::min(least, value_at(values, row * width + index));
-  for (int32_t i = 0; i < width; ++i)
-    if (!taken.contains(i) && value_at(values, row * width + i) > least) return false;
-  return true;
-}
-
 }  // namespace
 
 ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request,
@@ -112,10 +100,7 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     std::vector<int64_t> ranks;
     for (int64_t c = 0; c < k; ++c)
       ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
-    bool right = true;
-    for (int64_t c = 0; c < k; ++c) right = right && ranks[c] == c;
-    const std::span<const int32_t> indices(chosen.as<const int32_t>() + row * k, k);
-    if (right || (ties == Ties::any && are_largest(values, row, indices))) continue;
+    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) continue;
     ++node.wrong;
     const auto each = [&](auto of) {
       for (int64_t c = 0; c < k; ++c)

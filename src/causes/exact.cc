@@ -18,8 +18,8 @@
 
 #include "src/causes/choices.h"
 #include "src/judge/cache_read.h"
-#include "src/judge/judge_state.h"
 #include "src/judge/kv_history.h"
+#include "src/judge/own_engine.h"
 #include "src/judge/pass_view.h"
 #include "traces/run_facts.h"
 

@@ -51,6 +51,7 @@ class RunCoverage {
   std::map<int32_t, Again> again_;                  // by request
   std::map<int32_t, std::vector<int32_t>> tables_;  // pages by request, as last seen
   size_t most_pages_ = 0, most_requests_ = 0;
+  size_t most_rows_ = 0, most_logit_rows_ = 0;  // of a pass
   bool asks_for_logits_ = false;
   bool mixes_lengths_ = false;  // requests of different lengths are in one pass
   bool decodes_ = false;        // a pass feeds a token that was chosen

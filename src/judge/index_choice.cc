@@ -78,6 +78,20 @@ void put_nan_first(std::vector<double>& row) {
   }
 }
 
+// One row's choice is judged. Where nobody says that NaN is the largest, nothing is; an index of
+// nothing is wrong all the same.
+WrongIndex wrong_choice(std::vector<double> row, const std::vector<double>& indices,
+                        const std::vector<double>& slack, Ties ties) {
+  const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
+  const bool in_order = ties == Ties::first && slack.empty();
+  if (in_order && nan) put_nan_first(row);
+  WrongIndex wrong = wrong_index(row, indices, slack);
+  if (in_order && !wrong.found) wrong = out_of_order(row, indices);
+  wrong.of_nan = in_order && nan;
+  wrong.found = wrong.found && (!nan || in_order || wrong.unknown);
+  return wrong;
+}
+
 std::string rule_of(const WrongIndex& wrong, bool one) {
   if (wrong.of_nan)
     return one ? "the token is not that of the first NaN among the logits, which is larger than "
@@ -134,6 +148,11 @@ double width_of(const std::vector<double>& row, const std::vector<double>& slack
 
 }  // namespace
 
+bool is_right_choice(const std::vector<double>& values, const std::vector<double>& indices,
+                     Ties ties) {
+  return !wrong_choice(values, indices, {}, ties).found;
+}
+
 // An index is exact: it names the largest of what its op read, whatever was right to read. Slack is
 // there where those values were not recorded.
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const TensorView& values,
@@ -143,22 +162,16 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const Tens
   bool alike = false;
   for (size_t i = 0; i < node.rows.size(); ++i) {
     const int64_t at = i;
-    std::vector<double> row = widened_row(values, at);
+    const std::vector<double> row = widened_row(values, at);
     const std::vector<double> slack = slack_of(deviation, at);
     const std::vector<double> indices = widened_row(chosen, at);
     const bool nan = std::ranges::any_of(row, [](double x) { return std::isnan(x); });
-    const bool in_order = ties == Ties::first && slack.empty();
-    if (in_order && nan) put_nan_first(row);
-    WrongIndex wrong = wrong_index(row, indices, slack);
+    const WrongIndex wrong = wrong_choice(row, indices, slack, ties);
     alike = alike || are_alike(row, slack);
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
-    if (in_order && !wrong.found) wrong = out_of_order(row, indices);
-    wrong.of_nan = in_order && nan;
-    // Where nobody says that NaN is the largest, nothing is; an index of nothing is wrong all the
-    // same.
     nan_rows += nan ? 1 : 0;
-    if (!wrong.found || (nan && !in_order && !wrong.unknown)) continue;
+    if (!wrong.found) continue;
     outcome.node.wrong.push_back({at, {true}});
     if (outcome.node.verdict == Verdict::bitwise)
       show(outcome.node, wrong, node.rows[i].position, one);

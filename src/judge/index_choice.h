@@ -26,6 +26,9 @@ struct ChoiceOutcome {
   // square of their row, where that is most; 0: they are known.
   double width = 0;
 };
+// Whether one row's choice among known values is right by that rule.
+bool is_right_choice(const std::vector<double>& values, const std::vector<double>& indices,
+                     Ties ties);
 ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const TensorView& values,
                            const TensorView& chosen, const TensorView& deviation = {});
 

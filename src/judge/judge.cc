@@ -12,6 +12,7 @@
 #include "kernels/base/check.h"
 #include "src/judge/free_slots.h"
 #include "src/judge/judge_state.h"
+#include "src/judge/own_engine.h"
 #include "src/judge/shares.h"
 #include "src/stats/moments.h"
 #include "src/stats/mutant.h"

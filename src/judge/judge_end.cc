@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/judge/judge_state.h"
+#include "src/judge/own_engine.h"
 #include "src/judge/story.h"
 #include "src/stats/mutant.h"
 #include "traces/manifest.h"
@@ -81,6 +82,8 @@ void Judge::State::judge_pool(size_t index) {
                                .rule = "all passes together: " + statistic.slice});
     return;
   }
+  // Beside a finding it would stand as if it were another one.
+  if (ledger.any_finding_at(static_cast<int64_t>(index))) return;
   const Moments& sum = pool->sum();
   if (contract == RoundingContract::fused && manifest.dtype != DType::f32 &&
       !within(std::fabs(sum.offset_deviations()), kGainDeviations))

@@ -30,10 +30,6 @@ namespace lockstep {
 // dtype has there.
 inline constexpr double kOverFloor = 3;
 
-// Whether its ops promise what the headers of this project say. Slots of a page that no token was
-// written to are known to hold NaN then.
-bool is_own_engine(const Manifest& manifest);
-
 // Everything that a judge knows of a run, and the steps of its work on it.
 struct Judge::State {
   // A node that was judged, until its place's contract is known.

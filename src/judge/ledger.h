@@ -70,6 +70,7 @@ class Ledger {
   void explain(int64_t place, const std::string& words);
   bool any_finding() const { return !findings_.empty(); }
   bool any_finding_at(const Point& point) const;
+  bool any_finding_at(int64_t place) const { return sums_[place].found; }
   const Place& place_of_finding(int number) const;
   // A statistic in units of its limit, of no single node.
   void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }

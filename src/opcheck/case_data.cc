@@ -143,6 +143,7 @@ class CaseMaker {
   int64_t next_ = 0;                                // number of the table
   size_t fills_ = 0;                                // tensors that were filled
   std::map<int32_t, std::vector<int32_t>> tables_;  // of pages, by request
+  int64_t pages_ = 0;                               // in the pool
 };
 
 // The next numbers of the table. Numbers are rounded to the tensor's dtype as they are stored.
@@ -205,6 +206,7 @@ void CaseMaker::give_pages() {
   int64_t needed = 3;  // that nobody has
   for (const auto& [request, length] : lengths)
     needed += (length + shape_.page_size - 1) / shape_.page_size;
+  pages_ = needed;
   std::vector<int32_t> order(static_cast<size_t>(needed));
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 random(11);
@@ -367,6 +369,7 @@ CaseData CaseMaker::make() {
   made.manifest.selection = fmt::format("--points {}", fmt::join(names, ","));
   made.manifest.provenance["engine"] = "lockstep";  // whose headers a library's ops are held to
   made.manifest.provenance["page_size"] = fmt::format("{}", shape_.page_size);
+  made.manifest.provenance["pages"] = fmt::format("{}", pages_);
   for (size_t i = 0; i < shape_.passes.size(); ++i) {
     Pass& pass = made.passes.emplace_back(Pass{.info = info_of(i)});
     for (const Place& place : places_.reads) {

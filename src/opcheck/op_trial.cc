@@ -128,7 +128,7 @@ std::vector<RecordedTensor> OpTrial::compute(const Pass& pass, size_t which, boo
                                              double* seconds) {
   const KvHistory nothing(/*keep_bytes=*/false);
   const OpInputs inputs(pass, named_place(shape_, places_), places_.reads, nothing,
-                        shape_.page_size);
+                        pool_of(data_.manifest));
   check(inputs.lacking().empty(), "the grid's case {} lacks what {} reads: {}", shape_.point, op_,
         inputs.lacking());
   OpRunner::Made made = runner_.run(which, inputs, timed);

@@ -333,7 +333,10 @@ Bundle open_bundle(const std::string& path) {
   Bundle bundle{checkpoint_of(model, call.q.dtype), nullptr, false, {}};
   Manifest manifest{.graph = graph_of(model), .dtype = call.q.dtype};
   manifest.selection = "--points attn.out";
-  if (call.page_size > 0) manifest.provenance["page_size"] = fmt::format("{}", call.page_size);
+  if (call.page_size > 0) {
+    manifest.provenance["page_size"] = fmt::format("{}", call.page_size);
+    manifest.provenance["pages"] = fmt::format("{}", call.k.shape[0]);
+  }
   Pass pass = pass_of(parts, call);
   bundle.has_out = pass.find(point("attn.out"), 0) != nullptr;
   bundle.unread = parts.unread();

@@ -74,7 +74,7 @@ std::map<int, RightRows> Outputs::judged() {
   };
   OpJudge op_judge(judge_.oracle, judge_.manifest.graph,
                    {.dtype = judge_.manifest.dtype,
-                    .page_size = judge_.page_size,
+                    .page_size = judge_.pool.page_size,
                     .threads = 1,
                     .recorded = [&](const Place& place) { return !hides(place); },
                     .contracts = judge_.contracts,

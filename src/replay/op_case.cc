@@ -229,7 +229,7 @@ Pass case_of(const Pass& pass, const CallPlaces& call, const KvHistory& history,
 
 CaseElements judged_case(const CaseJudge& judge, const Pass& op_case, bool stored) {
   const KvHistory nothing{/*keep_bytes=*/false};
-  const OpInputs inputs(op_case, judge.call.named, judge.call.reads, nothing, judge.page_size);
+  const OpInputs inputs(op_case, judge.call.named, judge.call.reads, nothing, judge.pool);
   check(inputs.lacking().empty(), "{}", inputs.lacking());
   CaseElements elements{.rows = inputs.rows(), .outputs = {}, .want = {}, .limit = {}, .got = {}};
   std::vector<RecordedTensor> made;

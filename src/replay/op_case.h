@@ -48,7 +48,7 @@ struct CaseJudge {
   const CallPlaces& call;
   // Those of the places of the call, by point name.
   std::map<std::string, RoundingContract> contracts;
-  int64_t page_size = 0;
+  PoolFacts pool = {};
 
   RoundingContract contract_at(const Place& place) const {
     const auto found = contracts.find(std::string(place.point->name));

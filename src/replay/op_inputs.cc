@@ -84,7 +84,7 @@ void OpInputs::part_requests() {
 }
 
 std::string OpInputs::pick_cache(const Pass& kept, const Place& place, const Place& cache,
-                                 const KvHistory& history, int64_t page_size) {
+                                 const KvHistory& history, const PoolFacts& pool) {
   std::map<int32_t, KeysValues> read, held;  // by request of the trace; of this pass
   int64_t position_bytes = 1;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -102,7 +102,7 @@ std::string OpInputs::pick_cache(const Pass& kept, const Place& place, const Pla
     position_bytes = 2 * values.k.row_size() * size_of(values.k.dtype);
     held[pass_.info.rows[i].row.request] = values;
   }
-  pass_ = paged(std::move(pass_.info), page_size, position_bytes);
+  pass_ = paged(std::move(pass_.info), pool, position_bytes);
   const std::vector<PassRow> none;
   // The rows that the op itself writes are left out, so that it must write them.
   cache_ = filled_cache(pass_, held, place.point->is_cache() ? pass_.info.rows : none);
@@ -110,16 +110,17 @@ std::string OpInputs::pick_cache(const Pass& kept, const Place& place, const Pla
 }
 
 OpInputs::OpInputs(const Pass& kept, const Place& place, const std::vector<Place>& reads,
-                   const KvHistory& history, int64_t page_size) {
+                   const KvHistory& history, const PoolFacts& pool) {
   pass_.info = kept.info;
   lacking_ = pick(kept, place, reads);
   if (!lacking_.empty()) return;
   if (place.point->op == OpKind::attention) part_requests();
   if (uses_cache(*place.point)) {
     const Place cache = place.point->is_cache() ? place : Place{&point("attn.kv"), place.layer};
-    lacking_ = pick_cache(kept, place, cache, history, page_size);
+    lacking_ = pick_cache(kept, place, cache, history, pool);
   } else {
-    pass_ = paged(std::move(pass_.info), page_size, 1);
+    pass_ = paged(std::move(pass_.info), pool, 1);
+    pass_.unlike_run.clear();  // the op reads neither
   }
 }
 

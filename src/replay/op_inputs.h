@@ -24,11 +24,11 @@ class OpInputs {
   // Takes the rows of the pass that have all that the op reads, with numbers; of a cache hashes do,
   // where `history` has what was written under them. The pass is borrowed.
   OpInputs(const Pass& kept, const Place& place, const Graph& graph, const KvHistory& history,
-           int64_t page_size)
-      : OpInputs(kept, place, graph.inputs_of(place), history, page_size) {}
+           const PoolFacts& pool)
+      : OpInputs(kept, place, graph.inputs_of(place), history, pool) {}
   // The same of an op that reads other places than the graph has there, as a fused one does.
   OpInputs(const Pass& kept, const Place& place, const std::vector<Place>& reads,
-           const KvHistory& history, int64_t page_size);
+           const KvHistory& history, const PoolFacts& pool);
   OpInputs(const OpInputs&) = delete;
   OpInputs& operator=(const OpInputs&) = delete;
 
@@ -45,7 +45,7 @@ class OpInputs {
  private:
   std::string pick(const Pass& kept, const Place& place, const std::vector<Place>& reads);
   std::string pick_cache(const Pass& kept, const Place& place, const Place& cache,
-                         const KvHistory& history, int64_t page_size);
+                         const KvHistory& history, const PoolFacts& pool);
   void part_requests();
 
   PagedPass pass_;

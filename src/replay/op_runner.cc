@@ -6,6 +6,8 @@
 // captured with all its arguments, for repro.
 #include "src/replay/op_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -283,13 +285,28 @@ Batch OpRunner::batch_of(const OpInputs& inputs) {
   return batch;
 }
 
-// No layer but the place's own is read or written. So all layers share that of the place.
+std::string OpRunner::unlike_run(const OpInputs& inputs) {
+  const bool turns = place_.point->op == OpKind::rope || options_.fused == kQkNormRopeKvWrite.name;
+  const std::string& pool = inputs.pass().unlike_run;
+  if (!turns) return pool;
+  // Where RoPE depends on lengths the engine itself numbers a pass's rows of its tables.
+  const Tensor own = make_batch(inputs.pass().info, rope_).positions;
+  const Tensor given = batch_of(inputs).positions;
+  const auto bytes = static_cast<size_t>(own.view().bytes());
+  if (std::memcmp(own.as<char>(), given.as<char>(), bytes) == 0) return pool;
+  const char* text = "positions are numbered anew, one a row, as the tables have a row for each";
+  return pool.empty() ? text : fmt::format("{}; {}", pool, text);
+}
+
+// No layer but the place's own is read or written. So all layers share that of the place. Each run
+// has a copy of its own: what one implementation wrote would stand there for the next one, and a
+// write that misses its slot would go for right.
 std::vector<KvCache> OpRunner::caches_of(const OpInputs& inputs,
                                          std::vector<Tensor>& storage) const {
   KvCache cache;
   if (uses_cache(*place_.point)) {
     for (const Tensor* half : {&inputs.cache().k, &inputs.cache().v})
-      storage.push_back(options_.device == Device::cpu ? *half : copy_on(options_.device, *half));
+      storage.push_back(copy_on(options_.device, *half));
     cache = {storage[0], storage[1]};
   }
   return std::vector<KvCache>(static_cast<size_t>(layers_), cache);

@@ -53,6 +53,9 @@ class OpRunner {
   // Tensors of the result are on the host. The rows are those of the inputs; `timed` calls the op
   // up to 20 times before the call that counts.
   Made run(size_t which, const OpInputs& inputs, bool timed = true);
+  // Which numbers of pages, slots or positions the op is given other than those of the run, in a
+  // sentence's words; empty: it has the run's. A bug that hangs on such a number may not show then.
+  std::string unlike_run(const OpInputs& inputs);
   // The arguments of the op's call on those inputs; of a cache's, the call that writes it. It is
   // computed by the first implementation, whose result is thrown away.
   CapturedCall call_on(const OpInputs& inputs);

@@ -3,16 +3,21 @@
 // another.
 #include "src/replay/paged.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int64_t kUsualPageSize = 16;
 constexpr int64_t kMostPoolBytes = int64_t{4} << 30;
+// The same where pages that no request of the pass has are a part of it.
+constexpr int64_t kMostSparePoolBytes = int64_t{1} << 30;
 
 int64_t pages_for(int64_t positions, int64_t page_size) {
   return (positions + page_size - 1) / page_size;
@@ -78,11 +83,18 @@ void number_anew(PagedPass& pass) {
 
 }  // namespace
 
-PagedPass paged(PassInfo info, int64_t page_size, int64_t position_bytes) {
-  PagedPass pass{std::move(info), page_size};
+PoolFacts pool_of(const Manifest& manifest) {
+  const RunFacts facts = run_facts_of(manifest);
+  return {facts.page_size, facts.pages};
+}
+
+PagedPass paged(PassInfo info, const PoolFacts& run, int64_t position_bytes) {
+  const int64_t page_size = run.page_size;
+  PagedPass pass{std::move(info), page_size, 0, ""};
   if (!knows_pages(pass.info, page_size)) {
     pass.page_size = page_size > 0 ? page_size : kUsualPageSize;
     give_pages(pass);
+    pass.unlike_run = "pages and slots are numbered anew, one after the other";
     return pass;
   }
   order_tables(pass.info);
@@ -90,8 +102,18 @@ PagedPass paged(PassInfo info, int64_t page_size, int64_t position_bytes) {
     for (const int32_t page : table.pages) pass.pages = std::max<int64_t>(pass.pages, page + 1);
   for (const PassRow& row : pass.info.rows)
     pass.pages = std::max(pass.pages, row.slot / page_size + 1);
-  if (pass.pages > kMostPoolBytes / std::max<int64_t>(1, page_size * position_bytes))
+  const int64_t page_bytes = std::max<int64_t>(1, page_size * position_bytes);
+  if (pass.pages > kMostPoolBytes / page_bytes) {
     number_anew(pass);
+    pass.unlike_run = "pages are numbered anew without gaps, as so large a pool is not made again";
+  } else if (run.pages == 0) {
+    pass.unlike_run =
+        fmt::format("the pool has {} pages, as it is not known how many it had", pass.pages);
+  } else if (run.pages > kMostSparePoolBytes / page_bytes && run.pages > pass.pages) {
+    pass.unlike_run = fmt::format("the pool has {} pages and not {}", pass.pages, run.pages);
+  } else {
+    pass.pages = std::max(pass.pages, run.pages);
+  }
   return pass;
 }
 

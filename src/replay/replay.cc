@@ -27,7 +27,6 @@
 #include "src/session/device.h"
 #include "src/session/judged_trace.h"
 #include "src/session/reference_library.h"
-#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -199,7 +198,7 @@ void Replay::add(const Pass& whole, ReplayResult& result) {
   }
   ++result.of_passes;
   const OpInputs inputs(whole, place_, opened_.manifest.graph, trials_[0]->history(),
-                        run_facts_of(opened_.manifest).page_size);
+                        pool_of(opened_.manifest));
   // The others get the pass without a result, so that their nodes are expected and not judged.
   if (!inputs.lacking().empty()) {
     result.lacking = inputs.lacking();
@@ -207,6 +206,7 @@ void Replay::add(const Pass& whole, ReplayResult& result) {
     return;
   }
   ++result.passes;
+  if (result.unlike_run.empty()) result.unlike_run = runner_->unlike_run(inputs);
   result.rows += std::ssize(inputs.rows());
   for (size_t i = 1; i < trials_.size(); ++i) {
     OpRunner::Made made = runner_->run(i - 1, inputs);

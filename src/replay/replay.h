@@ -37,6 +37,7 @@ struct ReplayResult {
   int64_t passes = 0, of_passes = 0;  // that could be computed again, of those with rows asked for
   int64_t rows = 0;
   std::string lacking;              // why others could not be
+  std::string unlike_run;           // as OpRunner::unlike_run(), of the first pass that is so
   std::vector<std::string> unread;  // arrays of a bundle that nothing was read from
   std::vector<TrialResult> trials;  // of the trace, of this library, of the user
 };

@@ -9,6 +9,7 @@
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/replay/replay.h"
+#include "src/replay/repro.h"
 #include "src/session/build_info.h"
 
 namespace lockstep {
@@ -57,8 +58,8 @@ void add_wrong(const TrialResult& trial, const Point& p, std::vector<Block>& blo
       axes.push_back(fmt::format("{}", worst->index[i]));
     lines.entries.emplace_back(
         "worst",
-        fmt::format("want {:.6g}, got {:.6g}\nrequest {}, position {}, {} [{}], pass {}",
-                    worst->want, worst->got, worst->request, worst->index.at(0),
+        fmt::format("want {}, got {}\nrequest {}, position {}, {} [{}], pass {}",
+                    shown(worst->want, 6), shown(worst->got, 6), worst->request, worst->index.at(0),
                     p.shape.substr(p.shape.find(',') == p.shape.npos ? p.shape.size()
                                                                      : p.shape.find(',') + 2),
                     fmt::join(axes, ", "), worst->pass));
@@ -117,6 +118,8 @@ Document document_of(const ReplayResult& result) {
                              2, 4});
   if (result.passes < result.of_passes)
     blocks.push_back(Paragraph{"the others could not be computed again: " + result.lacking, 2, 4});
+  if (!result.unlike_run.empty())
+    blocks.push_back(Paragraph{"not as in the run: " + result.unlike_run, 2, 4});
   if (!result.unread.empty())
     blocks.push_back(Paragraph{
         fmt::format("arrays that are not read: {}", fmt::join(result.unread, ", ")), 2, 4});

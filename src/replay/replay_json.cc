@@ -72,6 +72,7 @@ std::string report_json(const ReplayResult& result) {
                      {"of_passes", result.of_passes},
                      {"rows", result.rows},
                      {"lacking", result.lacking},
+                     {"unlike_run", result.unlike_run},
                      {"trials", trials}};
   return json.dump(2);
 }

@@ -29,7 +29,6 @@
 #include "src/session/reference_library.h"
 #include "traces/kept_result.h"
 #include "traces/manifest.h"
-#include "traces/run_facts.h"
 
 namespace lockstep {
 namespace {
@@ -95,7 +94,7 @@ class Maker {
             .which = stored_ ? size_t{0} : size_t{1},
             .call = call_,
             .contracts = contracts_,
-            .page_size = run_facts_of(opened_.manifest).page_size};
+            .pool = pool_of(opened_.manifest)};
   }
   bool wanted(const Pass& pass) const;
   // The first pass in which an element is wrong, as a case. Throws Error when there is none.
@@ -173,7 +172,7 @@ std::pair<Pass, CaseElements> Maker::found() {
     std::string why;
     Pass op_case = case_of(pass, call_, history, position, opened_.manifest.dtype, why);
     const KvHistory nothing(/*keep_bytes=*/false);
-    if (why.empty()) why = OpInputs(op_case, call_.named, call_.reads, nothing, 0).lacking();
+    if (why.empty()) why = OpInputs(op_case, call_.named, call_.reads, nothing, {}).lacking();
     const RecordedTensor* made = op_case.find(*place_.point, place_.layer);
     if (why.empty() && stored_ && (made == nullptr || made->data.view().empty()))
       why = fmt::format("the numbers of {} were not kept", text_of(place_));
@@ -207,7 +206,7 @@ int64_t keys_of(const CallPlaces& call, const Pass& op_case) {
 void Maker::write(const Reduced& reduced, ReproResult& result) {
   const KvHistory nothing(/*keep_bytes=*/false);
   const OpInputs inputs(reduced.op_case, call_.named, call_.reads, nothing,
-                        run_facts_of(opened_.manifest).page_size);
+                        pool_of(opened_.manifest));
   const CapturedCall call = runner_->call_on(inputs);
   const ReproElements elements = picked_from(reduced.elements, call);
   result.elements = std::ssize(elements.index);
@@ -226,6 +225,9 @@ void Maker::write(const Reduced& reduced, ReproResult& result) {
   if (of_case != RoundingContract::fused)
     story.lines.push_back(fmt::format(
         "`want` rounds inside as `{}` does, which the trace declares.", name_of(of_case)));
+  result.unlike_run = runner_->unlike_run(inputs);
+  if (!result.unlike_run.empty())
+    story.lines.push_back(fmt::format("Not as in the run: {}.", result.unlike_run));
   if (!reduced.steps.empty())
     story.lines.push_back(
         fmt::format("Reduced from pass {}: {}.", result.pass, fmt::join(reduced.steps, "; ")));

@@ -25,6 +25,7 @@ struct ReproResult {
   int64_t bytes = 0;                                     // of the folder
   TrialResult::Element worst;
   std::vector<std::string> steps;  // how it was reduced
+  std::string unlike_run;          // as OpRunner::unlike_run(), of the case
   bool own_is_right = false;       // Lockstep's own op, on the case
 };
 

@@ -39,6 +39,7 @@ std::string json_of(const ReproResult& result) {
                 {"got", json_number<Json>(worst.got)},
                 {"budgets", json_number<Json>(worst.budgets)}}},
               {"steps", result.steps},
+              {"unlike_run", result.unlike_run},
               {"own_is_right", result.own_is_right}}
       .dump(2);
 }
@@ -65,6 +66,7 @@ Document document_of(const ReproResult& result) {
   line("rows", fmt::format("{} of {}", result.rows, result.of_rows));
   if (result.of_keys > 0) line("keys", fmt::format("{} of {}", result.keys, result.of_keys));
   if (!result.steps.empty()) line("reduced", fmt::format("{}", fmt::join(result.steps, "\n")));
+  if (!result.unlike_run.empty()) line("anew", result.unlike_run);
   line("lockstep", result.own_is_right ? "its own op is right on the case"
                                        : "its own op is wrong on the case too");
   line("folder", fmt::format("{}: {} bytes", result.folder, result.bytes));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace lockstep {
 namespace {
@@ -38,6 +39,20 @@ TEST(Choices, OfEqualValuesMayBeAnyWhereNoneWasPromised) {
   Tensor values(Shape{1, 3}, DType::f32), chosen(Shape{1, 1}, DType::i32);
   std::ranges::copy(std::vector<float>{1, 2, 2}, values.as<float>());
   chosen.as<int32_t>()[0] = 2;
+  RecordedTensor got{.rows = {{0, 0}}};
+  got.shape = chosen.view().shape;
+  got.dtype = DType::i32;
+  got.data = std::move(chosen);
+  EXPECT_EQ(choices_explained(got, values, 0, Ties::any).wrong, 0);
+  EXPECT_EQ(choices_explained(got, values, 0, Ties::first).wrong, 1);
+}
+
+// The rule is the judge's: where ops promise that NaN is the largest, a number beside one is wrong.
+TEST(Choices, OfANumberBesideANaNAreWrongWhereTheNaNIsTheLargest) {
+  Tensor values(Shape{1, 3}, DType::f32), chosen(Shape{1, 1}, DType::i32);
+  std::ranges::copy(std::vector<float>{1, 3, std::numeric_limits<float>::quiet_NaN()},
+                    values.as<float>());
+  chosen.as<int32_t>()[0] = 1;
   RecordedTensor got{.rows = {{0, 0}}};
   got.shape = chosen.view().shape;
   got.dtype = DType::i32;

@@ -143,6 +143,9 @@ TEST(Blind, ToPreemption) {
 TEST(Blind, ToOtherRequests) {
   EXPECT_TRUE(Facts().pass({{0, 0, 5}}).pass({{1, 0, 5}}).not_covered("no pass has two requests"));
   EXPECT_FALSE(Facts().pass({{0, 0, 5}, {1, 0, 6}}).not_covered("no pass has two requests"));
+  // One that only ever decodes has one row a pass of every op.
+  EXPECT_TRUE(Facts().pass({{0, 4, 5}}).pass({{0, 5, 6}}).not_covered("nor two rows of any op"));
+  EXPECT_FALSE(Facts().pass({{0, 0, 5}}).pass({{0, 5, 6}}).not_covered("nor two rows of any op"));
   EXPECT_TRUE(Facts().pass({{0, 0, 5}, {1, 0, 5}}).not_covered("all are equally long"));
   EXPECT_FALSE(Facts().pass({{0, 0, 5}, {1, 0, 6}}).not_covered("all are equally long"));
   // Requests of two lengths, but none of them beside another.

@@ -162,6 +162,25 @@ FakeRun slightly_large(const Spoil& more = {}) {
   return fake_run(model, DType::f16, 1, {220, 210, 200});
 }
 
+// Limits so wide that a store may truncate: that it does is noted, unless the place is wrong
+// anyway.
+TEST_F(JudgeTest, AnOffsetIsNotedWhereNoFindingStands) {
+  const auto notes_of = [&](bool nan) {
+    FakeModel model(DType::bf16, [=](const Place& p, const PassInfo& info, std::vector<double>& v) {
+      if (p.point->name != "mlp.gate" || p.layer != 1) return;
+      for (double& x : v) x -= 0.5 * ulp(x, DType::bf16);
+      if (nan && info.pass == 1) v[3] = std::numeric_limits<double>::quiet_NaN();
+    });
+    const Result result = judged(fake_run(model, DType::bf16), false, {.limit_scale = 1e4});
+    EXPECT_EQ(result.findings.size(), nan ? 1u : 0u) << result.story;
+    return std::ranges::count_if(result.notes, [](const std::string& note) {
+      return note.find("layer 1 mlp.gate") != note.npos && note.find("(T6)") != note.npos;
+    });
+  };
+  EXPECT_EQ(notes_of(/*nan=*/false), 1);
+  EXPECT_EQ(notes_of(/*nan=*/true), 0);
+}
+
 TEST_F(JudgeTest, WhatNoNodeShowsTheNodesOfAPlaceShowTogether) {
   const Result result = judged(slightly_large(), false);
   expect_first(result, "layer 1 mlp.gate", 0, 0, Verdict::introduced);

@@ -5,12 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "src/judge/ledger.h"
 #include "src/model/model.h"
+#include "src/replay/paged.h"
 #include "tests/judged.h"
 #include "tests/lockstep_binary.h"
 #include "tests/report/json_schema.h"
+#include "traces/trace.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +37,7 @@ std::string traced(const std::string& model, DType dtype, const std::string& fau
   run.requests = {{.prompt = some_tokens(21, vocab), .max_new = 3},
                   {.prompt = some_tokens(5, vocab, 2), .max_new = 2}};
   run.level = level;
+  run.provenance = {{"page_size", "8"}, {"pages", std::to_string(pages_for(run.requests, 8))}};
   if (!fault.empty()) run.faults = {parse_fault(fault)};
   EXPECT_EQ(judged(run).verdict, fault.empty() ? RunVerdict::clean : RunVerdict::diverged);
   return path;
@@ -167,6 +173,78 @@ TEST(Replay, JudgesAWriteByTheRowsThatItWrites) {
   EXPECT_EQ(hit.trials[2].wrong, 1) << "the pass that it misses in";
 }
 
+// Lockstep's own op writes first, and what it wrote must not stand for what the user's left out.
+TEST(Replay, GivesEachOpACacheOfItsOwn) {
+  ReplayOptions options =
+      asked(traced("bard-qwen3", DType::bf16), "bard-qwen3", {&point("attn.kv"), 1});
+  options.device = "cpu";
+  options.ops = built_path("tests/replay/wrong/no_third_token.so");
+  const ReplayResult result = replay(options);
+  ASSERT_EQ(result.trials.size(), 3u);
+  EXPECT_EQ(result.trials[0].wrong + result.trials[1].wrong, 0) << story_of(result);
+  EXPECT_GT(result.trials[2].wrong, 0) << "prefills leave a token unwritten";
+}
+
+void expect_said(const std::string& said, const std::string& wanted) {
+  EXPECT_NE(said.find(wanted), std::string::npos) << said;
+}
+
+// The slots of a pass, and the pages of its requests.
+std::pair<std::vector<int64_t>, std::map<int32_t, std::vector<int32_t>>> numbers_of(
+    const PassInfo& info) {
+  std::pair<std::vector<int64_t>, std::map<int32_t, std::vector<int32_t>>> all;
+  for (const PassRow& row : info.rows) all.first.push_back(row.slot);
+  for (const RequestPages& table : info.pages) all.second[table.request] = table.pages;
+  return all;
+}
+
+// Pages and slots of the trace: seeded order, a pool with pages that nobody has.
+TEST(Replay, GivesAnOpItsOwnPagesAndSaysWhereItCannot) {
+  const std::string trace = traced("bard-qwen3", DType::bf16);
+  const auto reader = open_trace(trace);
+  const Pass pass = reader->read(1, /*data=*/false);
+  const PoolFacts run = pool_of(reader->manifest());
+  ASSERT_GT(run.pages, 0);
+  const PagedPass same = paged(pass.info, run, 100);
+  EXPECT_EQ(numbers_of(same.info), numbers_of(pass.info));
+  EXPECT_EQ(same.pages, run.pages);
+  EXPECT_EQ(same.page_size, 8);
+  EXPECT_EQ(same.unlike_run, "");
+  const PagedPass unknown = paged(pass.info, {.page_size = 8}, 100);
+  EXPECT_EQ(numbers_of(unknown.info), numbers_of(pass.info));
+  expect_said(unknown.unlike_run, "as it is not known how many it had");
+  const PagedPass spare = paged(pass.info, {.page_size = 8, .pages = 1 << 22}, 100);
+  EXPECT_EQ(numbers_of(spare.info), numbers_of(pass.info));
+  EXPECT_EQ(spare.pages, unknown.pages);
+  expect_said(spare.unlike_run, "and not 4194304");
+  PassInfo far = pass.info;
+  for (RequestPages& table : far.pages)
+    for (int32_t& page : table.pages) page += 1 << 24;
+  for (PassRow& row : far.rows) row.slot += int64_t{8} << 24;
+  expect_said(paged(far, {.page_size = 8, .pages = 1 << 25}, 100).unlike_run, "without gaps");
+  PassInfo none = pass.info;
+  none.pages.clear();
+  expect_said(paged(none, run, 100).unlike_run, "pages and slots are numbered anew");
+
+  for (const char* name : {"attn.kv", "attn.out", "attn.q_rope", "mlp.down"}) {
+    const ReplayResult right = replay(asked(trace, "bard-qwen3", {find_point(name), 1}));
+    EXPECT_EQ(right.unlike_run, "") << name;
+  }
+  const std::string bare = temp_path("no-pages.h5");
+  const auto writer = create_trace(bare, reader->manifest());
+  for (int i = 0; i < reader->passes(); ++i) {
+    Pass without = reader->read(i, /*data=*/true);
+    without.info.pages.clear();
+    writer->write(without);
+  }
+  writer->finish(reader->manifest().requests);
+  EXPECT_EQ(replay(asked(bare, "bard-qwen3", {&point("mlp.down"), 1})).unlike_run, "");
+  const Outcome said = call_lockstep("replay " + bare + " --model " + data_path("bard-qwen3") +
+                                     " --point attn.kv --layer 1 --device cpu");
+  EXPECT_EQ(said.status, 0) << said.err;
+  expect_said(said.out, "not as in the run: pages and slots are numbered anew");
+}
+
 TEST(Replay, OfWhatWasFlaggedTakesThePassesThatHaveIt) {
   const std::string fault = "rope-position-off-by-one-in-decode@layer=3";
   const std::string trace = traced("bard-qwen3", DType::bf16, fault, TraceLevel::flagged);
@@ -184,9 +262,6 @@ TEST(Replay, SaysWhatIsAskedForInVain) {
   const std::string trace = traced("bard-qwen3", DType::bf16), model = "bard-qwen3";
   const auto call = [&](const std::string& more) {
     return trouble_of("replay " + trace + " --model " + data_path(model) + " " + more);
-  };
-  const auto expect_said = [](const std::string& said, const std::string& wanted) {
-    EXPECT_NE(said.find(wanted), std::string::npos) << said;
   };
   expect_said(call("--point attn.ot --layer 1"), "attn.out");
   expect_said(call("--point attn.out"), "--layer");

@@ -282,6 +282,10 @@ TEST(Lockstep, TakesKeepWithATraceAlone) {
       expect_has(trouble_of(command + " --model " + data_path("tiny/qwen3-default") +
                             " --tokens 1,2 --max-new 1 --keep " + kept),
                  "--keep requires --trace");
+  // A trace has digests at least.
+  expect_has(trouble_of("run --model " + data_path("tiny/qwen3-default") +
+                        " --tokens 1,2 --trace " + temp_path("off.trace") + " --keep off"),
+             "digest");
 }
 
 TEST(Lockstep, PrintsTheResultThatItsFileHasNoRoomFor) {
