@@ -211,11 +211,11 @@ __device__ void do_item(const Table& table, const Item item, BadIndex* bad) {
   const TensorWork work = table.tensors[item.job];
   const Input input(work.job);
   if (item.kind == Kind::join) return join_parts(work, input, bad);
+  if (item.kind == Kind::chain) return chain_hash(work, input, bad);
   uint32_t* const counts = cleared_counts();
   const int64_t end = end_of(work, item, input);
   if (end == 0 && item.kind != Kind::tensor && item.kind != Kind::part) return;
   await(work.job.ready, end - 1, work.job.row_bytes / work.element, bad);
-  if (item.kind == Kind::chain) return chain_hash(work, input, bad);
   if (item.kind == Kind::row) return hash_row(work.job, input, item.part);
   if (item.kind == Kind::part)
     digest_part(work, input, item.part, counts);
@@ -240,6 +240,12 @@ class Plan {
  public:
   explicit Plan(std::span<const DigestJob> jobs) {
     for (const DigestJob& job : jobs) add(job);
+    // Behind all parts, so that no warp has one to do yet while it follows others.
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].scratch.count == 0) continue;
+      for (const Kind kind : {Kind::chain, Kind::join})
+        items_.push_back({kind, static_cast<uint16_t>(i), 0});
+    }
     for (const TensorWork& work : tensors_) {
       zeros_ += work.scratch.count == 0 ? 0 : (256 + work.scratch.count) * int64_t{4};
       room_ += work.scratch.count * (kPartBlocks * 64 + int64_t{sizeof(Part)});
@@ -308,8 +314,6 @@ class Plan {
     } else {
       work.scratch.count = (most + kPartBytes - 1) / kPartBytes;
       put(Kind::part, work.scratch.count);
-      put(Kind::chain, 1);
-      put(Kind::join, 1);
     }
     const bool on_the_way = most < kLong && has_whole_blocks(job);
     if (job.most_rows > 1 && job.row_hashes != nullptr && !on_the_way)
