@@ -241,7 +241,7 @@ TEST_P(DeviceDigestsTest, OfALaunchAreMadeWhileItGoesOn) {
   if (ops_->fused.decode_step == nullptr) GTEST_SKIP() << "this device has no decode step";
   // Logits that are dealt to the blocks of a step evenly, such that some have none of the last, and
   // so many that one row of them is digested in parts.
-  for (const int64_t vocab : {20016, 18000, 40000}) {
+  for (const int64_t vocab : {20016, 18000, 151936}) {
     SCOPED_TRACE(vocab);
     expect_made_meanwhile(vocab);
   }
