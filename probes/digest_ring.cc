@@ -309,6 +309,7 @@ std::string DigestRing::failure() const {
 // A slot is free before its pass is handed on, since the Pass has copies of its own.
 void DigestRing::serve() {
   Pass arrived;
+  const auto hand_on = [this](Pass& pass) { taker_.take(std::move(pass)); };
   std::unique_lock lock(mutex_);
   while (changed_.wait(lock, [&] { return ends_ || !queued_.empty(); }), !queued_.empty()) {
     Slot& slot = *queued_.front();
@@ -327,7 +328,9 @@ void DigestRing::serve() {
       freed = true;
       lock.unlock();
       changed_.notify_all();
-      if (wanted) taker_.take(std::move(arrived));
+      if (wanted) hand_on(arrived);
+      // Numbers may be large: none are kept for the next pass.
+      for (RecordedTensor& tensor : arrived.tensors) tensor.data = {};
     } catch (const std::exception& error) {
       failure = sentence_of(error);
     }
