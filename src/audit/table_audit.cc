@@ -10,14 +10,6 @@
 #include "traces/run_facts.h"
 
 namespace lockstep {
-namespace {
-
-// Pages up to this one stand for what no query sees.
-constexpr int32_t kLastOutOfSight = std::numeric_limits<int32_t>::min() / 2;
-
-bool is_out_of_sight(int32_t page) { return page <= kLastOutOfSight; }
-
-}  // namespace
 
 TableAudit::TableAudit(const Manifest& manifest, int64_t window) : window_(window) {
   const RunFacts facts = run_facts_of(manifest);
@@ -45,16 +37,19 @@ int64_t TableAudit::first_row(const PassInfo& pass, int32_t request) const {
   return known == tables_.end() ? 0 : known->second.length;
 }
 
-// An entry of a table that no query sees, as all its positions lie before the window of the query
-// at the first computed position, and so of every later one, gets a page of its own that no pool
-// has: two of them are never the same page.
+// Entries of a table, from its first on, all of whose positions lie before the window of the query
+// at position `first`, and so of every later one.
+int64_t TableAudit::entries_out_of_sight(int64_t first) const {
+  return window_ > 0 ? std::max<int64_t>(first + 1 - window_, 0) / page_size_ : 0;
+}
+
+// Each entry that no query sees gets a page of its own that no pool has.
 PassInfo TableAudit::without_out_of_sight(const PassInfo& pass) const {
   PassInfo seen = pass;
-  int32_t none = kLastOutOfSight;
+  int32_t none = -2;
   for (auto* tables : {&seen.pages, &seen.idle})
     for (RequestPages& table : *tables) {
-      const int64_t before_window = first_row(pass, table.request) + 1 - window_;
-      const int64_t hidden = std::max<int64_t>(before_window, 0) / page_size_;
+      const int64_t hidden = entries_out_of_sight(first_row(pass, table.request));
       for (int64_t i = 0; i < hidden && i < std::ssize(table.pages); ++i)
         table.pages[static_cast<size_t>(i)] = none--;
     }
@@ -68,9 +63,9 @@ void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, in
   if (known == tables_.end() || known->second.seen + 1 != passes_) return;
   const std::vector<int32_t>& before = known->second.pages;
   const int64_t kept = std::min(first, known->second.length);
-  for (int64_t i = 0; i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
+  for (int64_t i = entries_out_of_sight(first);
+       i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
-    if (is_out_of_sight(page)) continue;
     const int64_t held = std::ranges::find(before, page) - before.begin();
     // A page that held nothing yet may be any.
     if (held == i || held * page_size_ >= known->second.length) continue;
@@ -95,9 +90,9 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
     find(pass, table.request, first,
          fmt::format("request {} has several page tables", table.request));
   std::map<int32_t, int64_t> places;
-  for (int64_t i = 0; i * page_size_ < length && i < std::ssize(table.pages); ++i) {
+  for (int64_t i = entries_out_of_sight(first);
+       i * page_size_ < length && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
-    if (is_out_of_sight(page)) continue;
     const auto [other, fresh] = places.try_emplace(page, i);
     std::string rule;
     if (page < 0 || (pages_ > 0 && page >= pages_))

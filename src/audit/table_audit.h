@@ -39,8 +39,8 @@ class TableAudit {
     int64_t seen = -1;   // number of that pass among those that were added
   };
   int64_t first_row(const PassInfo& pass, int32_t request) const;
+  int64_t entries_out_of_sight(int64_t first) const;
   PassInfo without_out_of_sight(const PassInfo& pass) const;
-  // The pass is one without what is out of sight, as all passes are that are remembered.
   void check_table(const PassInfo& pass, const RequestPages& table);
   void check_moves(const PassInfo& pass, const RequestPages& table, int64_t first);
   void find(const PassInfo& pass, int32_t request, int64_t position, std::string rule);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/helpers.h"
 
 namespace lockstep {
@@ -71,6 +73,9 @@ TEST(TableAudit, NamesThePageOrSlotThatIsWrong) {
       2, [](auto& passes) { passes[2].rows[0].slot = 20; });
   expect_found("the page table of request 0 names page -1 of a pool of 16", 1,
                [](auto& passes) { passes[1].pages[0].pages[0] = -1; });
+  expect_found(
+      "the page table of request 0 names page -2147483648 of a pool of 16", 1,
+      [](auto& passes) { passes[1].pages[0].pages[0] = std::numeric_limits<int32_t>::min(); });
   expect_found("the page table of request 0 names page 16 of a pool of 16", 1,
                [](auto& passes) { passes[1].pages[0].pages[0] = 16; });
   expect_found("request 0 has several page tables", 1,
