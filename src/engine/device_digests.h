@@ -18,7 +18,7 @@ class DeviceDigests final : public Sink {
   // layer: buffers are used again within the pass. Each tensor is digested on the stream of the
   // ops when it is shown, and copied when it is to be kept. pass: all tensors outlive the pass. A
   // few layers' are digested in one launch, and caches, eight at a time, in others, while the ops
-  // go on.
+  // go on; those that one launch makes meanwhile, in one launch, and all caches in another.
   using Lifetime = Activations::Lifetime;
 
   // All borrowed: the arguments of the pass in device memory, and the probe, one with a ring, whose
