@@ -22,6 +22,11 @@
 #include "kernels/base/check.h"
 #include "reference/no_memory.h"
 
+// It is a template, which has one thread where whoever calls it is compiled for one.
+#ifndef INTRA_OP_PARALLEL
+#error "at::parallel_for would have one thread: compile with -fopenmp"
+#endif
+
 namespace lockstep {
 namespace {
 
