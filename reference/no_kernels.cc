@@ -2,6 +2,7 @@
 #include "kernels/base/check.h"
 #include "reference/attention_kernels.h"
 #include "reference/measure_kernels.h"
+#include "reference/serial_sum_kernels.h"
 
 namespace lockstep {
 namespace {
@@ -12,9 +13,11 @@ constexpr const char* kNone = "this build has no CUDA kernels: build with -DLOCK
 
 bool has_attention_kernels() { return false; }
 bool has_measure_kernels() { return false; }
+bool has_serial_sum_kernels() { return false; }
 void softmax_rows(int, const SoftmaxRows&) { fail(kNone); }
 void spread_rows(int, const SpreadRows&) { fail(kNone); }
 int64_t free_memory(int) { fail(kNone); }
 void weigh_rows(int, const RowsToWeigh&) { fail(kNone); }
+void serial_squares(int, const double*, int64_t, int64_t, double*) { fail(kNone); }
 
 }  // namespace lockstep

@@ -3,11 +3,13 @@
 #include "reference/serial_sum.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <cmath>
 #include <vector>
 
 #include "reference/bridge.h"
+#include "reference/serial_sum_kernels.h"
 
 namespace lockstep {
 namespace {
@@ -33,8 +35,14 @@ void add_up(const double* rows, int64_t width, double* errors) {
 
 Numbers errors_of_serial_squares(const at::Tensor& x) {
   constexpr int64_t kTogether = 8;
-  const at::Tensor rows = on_host(x).contiguous();
-  const int64_t width = rows.size(-1), count = width > 0 ? rows.numel() / width : 0;
+  const int64_t width = x.size(-1), count = width > 0 ? x.numel() / width : 0;
+  if (!x.is_cpu() && has_serial_sum_kernels()) {
+    const at::Tensor there = x.contiguous(), made = at::empty({count}, x.options());
+    serial_squares(x.device().index(), there.const_data_ptr<double>(), count, width,
+                   made.mutable_data_ptr<double>());
+    return to_numbers(made);
+  }
+  const at::Tensor rows = on_host(x);
   const double* const all = rows.const_data_ptr<double>();
   std::vector<double> errors(static_cast<size_t>(count));
   int64_t row = 0;

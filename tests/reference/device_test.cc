@@ -47,6 +47,7 @@ void expect_alike(const Exact& got, const Exact& want, const std::string& where)
   EXPECT_EQ(got.shape, want.shape) << where;
   EXPECT_EQ(got.terms, want.terms) << where;
   EXPECT_TRUE(std::ranges::equal(got.row_terms, want.row_terms)) << where;
+  EXPECT_TRUE(std::ranges::equal(got.serial_error, want.serial_error)) << where;
   ASSERT_EQ(got.steps.size(), want.steps.size()) << where;
   for (size_t i = 0; i < want.steps.size(); ++i)
     EXPECT_LE(worst_difference(got.steps[i].value, want.steps[i].value), 1e-11) << where;
