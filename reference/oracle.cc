@@ -14,7 +14,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "reference/attention_kernels.h"
@@ -49,6 +51,43 @@ int64_t device_block_bytes(int gpu) {
   return has_attention_kernels() ? std::clamp(free_memory(gpu) / 32, kLeast, kMost) : kLeast;
 }
 
+// The rotary tables of the rows of a call: [rows, pairs].
+struct AngleTables {
+  at::Tensor cos, sin, error;
+};
+
+// Those of the last calls: every layer turns the same rows, and a table takes the host longer than
+// the op takes a device.
+class KeptTables {
+ public:
+  // As `made` of that call, or of an earlier one of the same rows.
+  template <typename Make>
+  AngleTables of(const OracleCall& call, Make made) {
+    const bool iterated = call.contract == RoundingContract::angles_iterated;
+    for (const Entry& entry : entries_)
+      if (entry.iterated == iterated && std::ranges::equal(entry.rows, call.rows) &&
+          std::ranges::equal(entry.lengths, call.lengths))
+        return entry.tables;
+    if (entries_.size() == kMost) entries_.pop_front();
+    entries_.push_back({{call.rows.begin(), call.rows.end()},
+                        {call.lengths.begin(), call.lengths.end()},
+                        iterated,
+                        made()});
+    return entries_.back().tables;
+  }
+
+ private:
+  // Blocks of rows differ between queries and keys, which are narrower.
+  static constexpr size_t kMost = 4;
+  struct Entry {
+    std::vector<Row> rows;
+    std::vector<int64_t> lengths;
+    bool iterated;
+    AngleTables tables;
+  };
+  std::deque<Entry> entries_;
+};
+
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -81,6 +120,7 @@ class OpOracle final : public Oracle {
     return as_dtype(to_torch(view, weights_.device()), DType::f64);
   }
   Exact gather(const OracleCall& call) const;
+  AngleTables tables_of(const OracleCall& call);
   Exact angles(const OracleCall& call);
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
@@ -100,6 +140,7 @@ class OpOracle final : public Oracle {
   int threads_;
   Recipe recipe_;
   Rotary rotary_;
+  KeptTables tables_;
   int64_t block_bytes_;
 };
 
@@ -175,35 +216,33 @@ Exact OpOracle::gather(const OracleCall& call) const {
   return exact(weights_.embedding(call.tokens), call.contract);
 }
 
-// The tables of the rows of a call: [rows, pairs].
-struct AngleTables {
-  at::Tensor cos, sin, error;
-};
-
 void check_lengths(const OracleCall& call) {
   check(call.lengths.size() == call.rows.size(),
         "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
         call.rows.size(), call.lengths.size());
 }
 
-AngleTables tables_of(const OracleCall& call, Rotary& rotary, int64_t pairs, at::Device device) {
-  Angles angles;
-  for (size_t i = 0; i < call.rows.size(); ++i)
-    rotary.append(angles, call.rows[i].position, call.lengths[i],
-                  call.contract == RoundingContract::angles_iterated);
-  const auto table = [&](std::vector<double>& values) {
-    return at::from_blob(values.data(), {std::ssize(call.rows), pairs}, at::kDouble)
-        .clone()
-        .to(device);
-  };
-  return {table(angles.cos), table(angles.sin), table(angles.error)};
+AngleTables OpOracle::tables_of(const OracleCall& call) {
+  return tables_.of(call, [&] {
+    Angles angles;
+    for (size_t i = 0; i < call.rows.size(); ++i)
+      rotary_.append(angles, call.rows[i].position, call.lengths[i],
+                     call.contract == RoundingContract::angles_iterated);
+    const auto table = [&](std::vector<double>& values) {
+      return at::from_blob(values.data(), {std::ssize(call.rows), recipe_.head_dim / 2},
+                           at::kDouble)
+          .clone()
+          .to(weights_.device());
+    };
+    return AngleTables{table(angles.cos), table(angles.sin), table(angles.error)};
+  });
 }
 
 // cos and sin of the rows' positions, with the error that fp32 steps may have made of each angle.
 Exact OpOracle::angles(const OracleCall& call) {
   check_fused(call);
   check_lengths(call);
-  const AngleTables tables = tables_of(call, rotary_, recipe_.head_dim / 2, weights_.device());
+  const AngleTables tables = tables_of(call);
   const bool cosine = *call.place.point == point("rope.cos");
   Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
   result.angle = held_numbers(tables.error);
@@ -271,7 +310,7 @@ Exact OpOracle::rope(const OracleCall& call) {
   check_lengths(call);
   check(x.dim() == 3 && x.size(2) == recipe_.head_dim, "{} turns heads of {} values, found {}",
         call.place.point->name, recipe_.head_dim, shape_of(x).text());
-  AngleTables tables = tables_of(call, rotary_, pairs, x.device());
+  AngleTables tables = tables_of(call);
   if (call.inputs.size() == 3) {
     for (const size_t i : {size_t{1}, size_t{2}})
       check(
