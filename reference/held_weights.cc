@@ -15,11 +15,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/few_rows.h"
+#include "reference/kept_weights.h"
 #include "reference/magnitudes.h"
 #include "reference/rounding.h"
 
@@ -57,34 +57,18 @@ HeldWeights::HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& o
       wide_(wide),
       threads_(options.threads),
       gpu_(options.gpu),
-      kept_(gpu_ < 0 ? nullptr : kept_for(checkpoint, run_, gpu_)) {
+      kept_(gpu_ < 0 ? nullptr : KeptWeights::of(checkpoint, run_, gpu_)) {
   check(wide == DType::f32 || wide == DType::f64,
         "the reference computes in fp32 or fp64, {} was asked for", name_of(wide));
-}
-
-// An oracle and two models that judge one run read the same weights, which may fill half a device.
-std::shared_ptr<HeldWeights::Kept> HeldWeights::kept_for(const Checkpoint& checkpoint, DType dtype,
-                                                         int gpu) {
-  static std::map<std::tuple<const Checkpoint*, DType, int>, std::weak_ptr<Kept>> all;
-  std::weak_ptr<Kept>& known = all[{&checkpoint, dtype, gpu}];
-  std::shared_ptr<Kept> kept = known.lock();
-  if (!kept) known = kept = std::make_shared<Kept>();
-  return kept;
 }
 
 at::Device HeldWeights::device() const {
   return gpu_ < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<int8_t>(gpu_));
 }
 
-// The tensor as products read it: the mapped file on the CPU; on a device a copy in the run's
-// dtype, made when it is first asked for.
+// The tensor as products read it: the mapped file on the CPU.
 at::Tensor HeldWeights::stored(const std::string& name) const {
-  if (!kept_) return to_torch(checkpoint_.tensor(name));
-  const auto known = kept_->find(name);
-  if (known != kept_->end()) return known->second;
-  // Made first: a copy for which the device has no room leaves nothing behind.
-  at::Tensor made = as_dtype(to_torch(checkpoint_.tensor(name), device()), run_);
-  return kept_->emplace(name, std::move(made)).first->second;
+  return kept_ ? kept_->tensor(name) : to_torch(checkpoint_.tensor(name));
 }
 
 // First rounded to the run's dtype, which does nothing to a file that has it, and then exactly to
@@ -134,6 +118,8 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const int64_t rows =
       std::max<int64_t>(1, (gpu_ < 0 ? kBlock : kWidestOnDevice) / std::max<int64_t>(1, inputs));
   at::parallel_for(0, (outputs + rows - 1) / rows, 1, [&](int64_t begin, int64_t end) {
+    // MKL, which works alone in here, orders its sums by how many threads it might have.
+    if (gpu_ < 0) at::set_num_threads(1);
     for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
       const int64_t count = std::min(rows, outputs - first);
       const auto put = [&](const at::Tensor& to, const at::Tensor& from) {

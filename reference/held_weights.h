@@ -6,7 +6,6 @@
 //   file (bf16) -> run's dtype -> widened block by block -> x W^T, sum |x||W|, halves of tf32
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +21,8 @@ struct Device;
 }
 
 namespace lockstep {
+
+class KeptWeights;  // kept_weights.h
 
 // A checkpoint's weights as a run holds them: cast to the run's dtype, then widened exactly to the
 // dtype that is computed in (fp32 or fp64). Nothing wide is kept: a weight is widened each time a
@@ -72,9 +73,6 @@ class HeldWeights {
   at::Tensor experts_back(const Place& place, const at::Tensor& g, const at::Tensor& chosen) const;
 
  private:
-  using Kept = std::map<std::string, at::Tensor>;
-
-  static std::shared_ptr<Kept> kept_for(const Checkpoint& checkpoint, DType dtype, int gpu);
   // The tensor as it is in the file, or on the device in the run's dtype.
   at::Tensor stored(const std::string& name) const;
   at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
@@ -86,7 +84,7 @@ class HeldWeights {
   const Checkpoint& checkpoint_;
   DType run_, wide_;
   int threads_, gpu_;
-  std::shared_ptr<Kept> kept_;  // null on the CPU
+  std::shared_ptr<KeptWeights> kept_;  // null on the CPU
 };
 
 }  // namespace lockstep
