@@ -272,8 +272,14 @@ std::unique_ptr<Oracle> oracle_of(const JudgedRun& run, const ReferenceOptions& 
   return run.ranks ? run.ranks->oracle(std::move(oracle)) : std::move(oracle);
 }
 
+void put_weights_hash(const JudgedRun& run, std::map<std::string, std::string>& provenance) {
+  if (run.weights_hash.valid()) provenance.insert_or_assign("weights_xxh3", run.weights_hash.get());
+}
+
 Manifest manifest_of(const JudgedRun& run, const Engine& engine) {
   Manifest manifest = manifest_of(engine, run.level, run.judge.selection, run.provenance);
+  // A trace begins with it.
+  if (!run.trace.empty()) put_weights_hash(run, manifest.provenance);
   if (run.ranks) run.ranks->describe(manifest);
   // Which keys a share of an attention holds hangs on it, whatever else is known of the run.
   if (engine.model().placement().in_shares)
@@ -397,6 +403,7 @@ Result judge_run(const JudgedRun& run) {
   causes.put_into(result);
   add_end(run, engine, auditor, stopped ? total : 0, result);
   if (budget) result.error_budget = share_out(run, reference, *budget);
+  put_weights_hash(run, result.provenance);
   result.provenance["oracle"] = name_of_oracle(run.reference, reference.gpu);
   if (run.user_op_calls) run.user_op_calls->put_into(result);
   if (writer && run.user_op_calls) writer->note("user_ops", run.user_op_calls->called());

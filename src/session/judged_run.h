@@ -16,6 +16,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <map>
 #include <optional>
 #include <string>
@@ -57,6 +58,8 @@ struct JudgedRun {
   std::string trace;   // where to keep what was seen; empty: nowhere
   TraceLevel level = TraceLevel::flagged;
   std::map<std::string, std::string> provenance;
+  // weights_xxh3 of the provenance, where that is still being made. Not valid: it has it.
+  std::shared_future<std::string> weights_hash = {};
   // Called with a line that says how far the run is, and where in the model (run_progress.h).
   std::function<void(const std::string& line)> progress;
 };

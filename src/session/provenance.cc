@@ -54,6 +54,13 @@ std::string text_of(auto number) { return std::to_string(number); }  // of bool:
 // prints those that differ.
 std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line) {
+  std::map<std::string, std::string> facts = facts_of(session, command_line);
+  facts["weights_xxh3"] = session.checkpoint.weights_hash();
+  return facts;
+}
+
+std::map<std::string, std::string> facts_of(const Session& session,
+                                            const std::vector<std::string>& command_line) {
   const Checkpoint& checkpoint = session.checkpoint;
   const EngineOptions& options = session.engine;
   const std::string dtype(name_of(options.dtype));
@@ -71,7 +78,6 @@ std::map<std::string, std::string> provenance_of(const Session& session,
       {"engine_version", kToolVersion},
       {"model", model},
       {"model_xxh3", checkpoint.fingerprint()},
-      {"weights_xxh3", checkpoint.weights_hash()},
       {"tokenizer_xxh3", hash_of_file(model + "/tokenizer.json")},
       {"prompt_xxh3", hash_of_prompts(session.requests)},
       {"device", on_cpu ? "cpu" : "cuda"},

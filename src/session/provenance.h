@@ -14,6 +14,9 @@ namespace lockstep {
 // back by run_facts_of().
 std::map<std::string, std::string> provenance_of(const Session& session,
                                                  const std::vector<std::string>& command_line);
+// The same but for weights_xxh3, which reads all of the weights.
+std::map<std::string, std::string> facts_of(const Session& session,
+                                            const std::vector<std::string>& command_line);
 
 // The command line of a command, as a user would type it.
 std::vector<std::string> command_line_of(const std::string& command, std::span<char*> arguments);

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <future>
+
 #include "kernels/base/check.h"
 #include "src/session/confirm.h"
 #include "src/session/determinism.h"
@@ -24,7 +26,7 @@ namespace {
 
 // The engine beside the reference.
 Result run_beside(const RunOptions& options, Session& session, Progress& progress,
-                  const std::map<std::string, std::string>& provenance, RankSeat* seat) {
+                  const std::vector<std::string>& command_line, RankSeat* seat) {
   // Bad options are said first: opening the reference takes a while, and a build may have none.
   const std::vector<FaultRequest> faults = parse_faults(options.faults);
   const std::string needs_all = options.confirm        ? "--confirm"
@@ -42,6 +44,9 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
   const std::string notice =
       estimate_judging(session.checkpoint.config(), session.engine, session.requests).notice();
   if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
+  // All of the weights are read for it, meanwhile.
+  const std::shared_future<std::string> weights_hash =
+      std::async([&] { return session.checkpoint.weights_hash(); });
   progress.show("opening the reference");
   ReferenceLibrary& reference = open_reference();
   std::optional<Ranked> ranked;
@@ -61,7 +66,8 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       .audit = !options.no_audit,
       .trace = options.observe.trace,
       .level = trace_level_from(options.observe.keep),
-      .provenance = provenance,
+      .provenance = facts_of(session, command_line),
+      .weights_hash = weights_hash,
       .progress = [&](const std::string& line) { progress.show(line); }};
   Result result = judge_run(run);
   if (options.confirm) {
@@ -74,13 +80,13 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
 
 // The engine against itself, served in other ways.
 Result run_in_modes(const RunOptions& options, Session& session, Progress& progress,
-                    const std::map<std::string, std::string>& provenance, RankSeat* seat) {
+                    const std::vector<std::string>& command_line, RankSeat* seat) {
   ModesRun run = modes_run(options, session);
   std::optional<Ranked> ranked;
   if (seat) run.ranks = &ranked.emplace(session.checkpoint, *seat, brings_of(options, session));
   check(seat || options.modes == "all" || !asks_for_ranks(options.modes),
         "--modes tp compares a model over ranks with one over none: add --tp 2");
-  run.provenance = provenance;
+  run.provenance = provenance_of(session, command_line);
   run.progress = [&](std::string_view mode) { progress.show(fmt::format("serving: {}", mode)); };
   Result result = run_modes(run);
   if (session.user_op_calls) session.user_op_calls->put_into(result);
@@ -112,13 +118,17 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
     check(seat != nullptr || fault.rank < 0,
           "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
           fault.rank);
+  // Opening a device and opening LibTorch there take about as long as each other.
+  std::future<void> opening;
+  const Device device = device_from(options.model.device);
+  if (options.modes.empty() && device != Device::cpu)
+    opening = std::async([device] { open_reference().has_gpu(device.index); });
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);
-  const auto provenance = provenance_of(session, command_line);
   Progress progress(options.report.detail);
   Result result = options.modes.empty()
-                      ? run_beside(options, session, progress, provenance, seat)
-                      : run_in_modes(options, session, progress, provenance, seat);
+                      ? run_beside(options, session, progress, command_line, seat)
+                      : run_in_modes(options, session, progress, command_line, seat);
   result.notes.insert(result.notes.end(), session.notes.begin(), session.notes.end());
   write_timeline(session, options.model.instructions.timeline);
   if (session.schedule) name_instructions(result, *session.schedule);
