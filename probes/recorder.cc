@@ -14,8 +14,9 @@
 namespace lockstep {
 namespace {
 
-// Threads that copy a large tensor: what one leaves of a machine's memory bandwidth a few take.
-constexpr int kCopiers = 4;
+// Threads that copy a large tensor: what one leaves of a machine's memory bandwidth some take.
+constexpr int kCopiers = 8;
+constexpr int64_t kShared = 4 << 20;  // bytes that are worth waking them
 
 // Row hashes that the judge compares whatever is kept: what was written to the cache and what came
 // out of it.
@@ -29,19 +30,19 @@ Shape with_rows(const Shape& shape, int64_t rows) {
   return Shape(extents);
 }
 
-// A dense copy of some rows.
-Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows, SharedCopy& copies) {
+// A dense copy of some rows. hashes: room for the hash of each, which is made while the row is in a
+// cache; empty: none is wanted.
+Tensor copy_rows(const TensorView& from, std::span<const int64_t> rows, std::span<uint64_t> hashes,
+                 ThreadPool* threads) {
   Tensor copy(with_rows(from.shape, rows.size()), from.dtype);
   const size_t size = from.row_size() * size_of(from.dtype);
-  auto* to = copy.as<char>();
-  if (std::ssize(rows) == from.rows()) {
-    copies.copy(to, from.data, from.bytes());
-    return copy;
-  }
-  for (int64_t row : rows) {
-    std::memcpy(to, from.as<const char>() + row * size, size);
-    to += size;
-  }
+  auto* const to = copy.as<char>();
+  parallel_for(threads, std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (size > 0) std::memcpy(to + i * size, from.as<const char>() + rows[i] * size, size);
+      if (!hashes.empty()) hashes[i] = hash_of(to + i * size, size);
+    }
+  });
   return copy;
 }
 
@@ -155,10 +156,7 @@ void put_top_logits(Pass& pass) {
 }
 
 Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)
-    : selection_(std::move(selection)),
-      digests_(digests),
-      finished_(std::move(finished)),
-      copies_(kCopiers) {}
+    : selection_(std::move(selection)), digests_(digests), finished_(std::move(finished)) {}
 
 bool Recorder::wants(const Point& point, int layer) const { return selection_.has(point, layer); }
 
@@ -189,9 +187,12 @@ void Recorder::record(const Record& record) {
     kept.rows.push_back(row);
   }
   if (wanted.empty() && !record.rows.empty()) return;
-  kept.data = copy_rows(tensor, wanted, copies_);
+  if (digests_ || always_hashed(point)) kept.row_hashes.resize(wanted.size());
+  const bool shared = tensor.bytes() >= kShared;
+  if (shared && !threads_)
+    threads_ = std::make_unique<ThreadPool>(std::min(kCopiers, machine_threads()));
+  kept.data = copy_rows(tensor, wanted, kept.row_hashes, shared ? threads_.get() : nullptr);
   kept.shape = kept.data.view().shape;
-  if (digests_ || always_hashed(point)) kept.row_hashes = row_hashes_of(kept.data);
   if (digests_)
     kept.digest = point.is_cache() ? digest_of_rows(kept.row_hashes, kept.shape.count())
                                    : digest_of(kept.data);

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "kernels/base/memory.h"
-#include "kernels/base/shared_copy.h"
+#include "kernels/base/thread_pool.h"
 #include "probes/digest.h"
 #include "probes/probe.h"
 #include "probes/selection.h"
@@ -76,7 +77,7 @@ class Recorder final : public Sink {
   Selection selection_;
   bool digests_;
   std::function<void(Pass)> finished_;
-  SharedCopy copies_;
+  std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   Pass pass_;
 };
 
