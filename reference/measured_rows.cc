@@ -135,7 +135,7 @@ class MeasuredRows final : public DistantRows {
     if (elements_.want.defined()) columns_ = columns_of(elements_);
   }
 
-  DistantRow row(size_t i) const override;
+  void put_row(size_t i, DistantRow& into) const override;
   DistantColumns columns(std::span<const int64_t> rows) const override;
 
  private:
@@ -146,10 +146,10 @@ class MeasuredRows final : public DistantRows {
 };
 
 // The tables are in host memory since the rows were measured, and nothing is waited for here.
-DistantRow MeasuredRows::row(size_t row) const {
+void MeasuredRows::put_row(size_t row, DistantRow& result) const {
   const auto i = static_cast<int64_t>(row);
   const auto of = [&](OfRow what) { return rows_.at(what, i); };
-  DistantRow result;
+  result.groups.clear();
   result.worst = {rows_.count_of(kWorst, i), of(kWorstWant), of(kWorstGot)};
   result.misrounded = {rows_.count_of(kWorstDiffering, i), of(kDifferingWant), of(kDifferingGot)};
   result.compared = {.compared = rows_.count_of(kCompared, i),
@@ -166,9 +166,9 @@ DistantRow MeasuredRows::row(size_t row) const {
                  .most_differing = of(kMostDiffering),
                  .over = 0,
                  .different = rows_.count_of(kDiffering, i)};
-  if (!elements_.want.defined()) return result;
+  if (!elements_.want.defined()) return;
   result.hash = std::bit_cast<uint64_t>(of(kHash));
-  Moments& sum = result.moments;
+  Moments& sum = result.moments = {};
   sum.elements = width_;
   sum.squares = of(kUnits), sum.due = of(kDue), sum.may_misround = of(kMay);
   sum.misrounded = result.sums.different;
@@ -195,7 +195,6 @@ DistantRow MeasuredRows::row(size_t row) const {
          .worst = worst(kGroupWorst, kGroupWant, kGroupGot),
          .misrounded = worst(kGroupWorstMisrounded, kGroupWantMisrounded, kGroupGotMisrounded)});
   }
-  return result;
 }
 
 // Mostly all rows differ from each other and are asked for together, which was done beforehand; the

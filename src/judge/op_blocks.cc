@@ -375,9 +375,11 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
   thread_local std::vector<double> of_got, of_exact, of_rounded, of_empty;  // not cleared by row
   Measured measured;
   if (block.exact.measured) {
-    const DistantRow distant = block.exact.measured->row(i);
+    thread_local DistantRow distant;
+    block.exact.measured->put_row(i, distant);
     measured.sums = distant.compared;
-    into = member.meter->measure(block.rows[i].position, distant, block.gain);
+    into =
+        member.meter->measure(block.rows[i].position, distant, block.gain, std::move(into.heads));
     if (block.exact_model.empty()) return measured;
   }
   std::span<const double> want = std::span(block.exact.want).subspan(i * size, size);
@@ -428,7 +430,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       }
       const std::span<Meter::Row> of_member = std::span(rows_).subspan(i, end - i);
       if (block.exact.measured)
-        member.meter->add(of_member, *block.exact.measured, first + i);
+        member.meter->add(of_member, *block.exact.measured, first + i, block.threads);
       else
         member.meter->add(of_member, block.threads);
     }

@@ -53,8 +53,8 @@ struct DistantColumns {
 class DistantRows {
  public:
   virtual ~DistantRows() = default;
-  // Several threads may ask at once.
-  virtual DistantRow row(size_t i) const = 0;
+  // Fills in a row, whose memory is used again. Several threads may ask at once.
+  virtual void put_row(size_t i, DistantRow& into) const = 0;
   // The columns of those rows, whose numbers rise. Not of class exact.
   virtual DistantColumns columns(std::span<const int64_t> rows) const = 0;
 };

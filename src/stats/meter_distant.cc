@@ -4,9 +4,11 @@
 
 namespace lockstep {
 
-Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain) const {
+Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain,
+                          std::vector<NodeSlice> room) const {
   const bool exact = options_.node_class == NodeClass::exact;
-  Row measured{.position = position};
+  room.clear();
+  Row measured{.position = position, .heads = std::move(room)};
   Measure& of = measured.measure;
   take(from.sums, row_size_, of);
   measured.size = root_mean(from.sums.power, row_size_);
@@ -35,8 +37,9 @@ Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain)
 }
 
 // The columns of a node are of its distinct rows, those of the pool of the rows that it takes.
-void Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first) {
-  const Added added = add_whole(rows);
+void Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first,
+                ThreadPool* threads) {
+  const Added added = add_whole(rows, threads);
   const auto numbers_of = [&](std::span<const Row* const> some) {
     std::vector<int64_t> numbers;
     for (const Row* row : some)

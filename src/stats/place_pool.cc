@@ -15,11 +15,14 @@ std::vector<const Meter::Row*> PlacePool::add(std::span<const Meter::Row> rows) 
       passed_ = passed_ << 1 | 1;
     }
     heads_.resize(std::max(heads_.size(), row.heads.size()));
-    for (size_t head = 0; head < row.heads.size(); ++head) heads_[head].add(row.heads[head]);
     columns_.resize(std::max(columns_.size(), static_cast<size_t>(row.measure.elements)));
     taken.push_back(&row);
   }
   return taken;
+}
+
+void PlacePool::add_head(size_t head, std::span<const Meter::Row* const> rows) {
+  for (const Meter::Row* row : rows) heads_[head].add(row->heads[head]);
 }
 
 std::vector<Statistic> PlacePool::statistics(DType dtype) const {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <initializer_list>
 #include <limits>
 
 #include "kernels/base/dtype.h"
@@ -52,6 +54,24 @@ void NodeSlice::add(const Scatter& some, const Element& their_worst,
   Scatter::add(some);
 }
 
+void NodeSlice::add(const NodeSlice& of_row, double row_size) {
+  if (elements == 0 || of_row.worst.budgets > worst.budgets)
+    worst = beside_row(of_row.worst, row_size);
+  const std::optional<Element>& theirs = of_row.misrounded_worst;
+  if (theirs && (!misrounded_worst || theirs->budgets > misrounded_worst->budgets))
+    misrounded_worst = beside_row(*theirs, row_size);
+  Scatter::add(of_row);
+}
+
+NodeSlice& SlicesByKey::operator[](int64_t key) {
+  if (!slices_.empty() && slices_.back().first == key) return slices_.back().second;
+  if (slices_.empty() || slices_.back().first < key)
+    return slices_.emplace_back(key, NodeSlice()).second;
+  const auto at = std::ranges::lower_bound(slices_, key, {}, [](const auto& s) { return s.first; });
+  if (at->first == key) return at->second;
+  return slices_.insert(at, {key, NodeSlice()})->second;
+}
+
 Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
     : options_(options),
       row_size_(options.row_shape.count()),
@@ -67,13 +87,9 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
   most_misrounded_of_columns_.resize(row_size_, -1);
 }
 
-Element Meter::beside_row(Element e, double size) {
+Element beside_row(Element e, double size) {
   if (size > 0) e.of_row = std::fabs(e.got - e.want) / size;
   return e;
-}
-
-std::optional<Element> Meter::beside_row(const std::optional<Element>& e, double size) {
-  return e ? std::optional(beside_row(*e, size)) : std::nullopt;
 }
 
 void Meter::take(const RowSums& sums, int64_t elements, Measure& measure) {
@@ -313,7 +329,7 @@ Meter::Row Meter::measure(int64_t position, const RowNumbers& row, WeighedRow ro
   measured.size = root_mean(plain ? sums.power : measured.size, std::ssize(row.got));
   Measure& of = measured.measure;
   of.worst = beside_row(of.worst, measured.size);
-  of.misrounded = beside_row(of.misrounded, measured.size);
+  if (of.misrounded) of.misrounded = beside_row(*of.misrounded, measured.size);
   const bool wrong = options_.profiled == ProfiledRows::wrong && !of.wrong.empty();
   if (wrong || options_.profiled == ProfiledRows::all) of.errors = profile_of(position, row);
   if (exact) return measured;
@@ -328,23 +344,57 @@ void Meter::add(int64_t position, const RowNumbers& row) {
   add(std::span(&measured, 1), nullptr);
 }
 
-Meter::Added Meter::add_whole(std::span<Row> rows) {
+// Counts and the worst are of all rows, sums of distinct ones alone. Every sum is made by one
+// thread, of its rows in their order.
+Meter::Added Meter::add_whole(std::span<Row> rows, ThreadPool* threads) {
   Added added;
-  if (pool_ && options_.node_class != NodeClass::exact) added.pooled = pool_->add(rows);
-  for (Row& row : rows) {
-    // Counts and the worst are of all rows, sums of distinct ones alone.
-    merge(row);
-    ++rows_added_;
-    if (options_.node_class == NodeClass::exact) continue;
-    if (!moments_.add(row.hash, row.sum)) continue;
-    add_slices(row);
-    added.distinct.push_back(&row);
-  }
+  const bool exact = options_.node_class == NodeClass::exact, pools = pool_ && !exact;
+  const auto each = [threads](std::initializer_list<std::function<void()>> parts) {
+    parallel_for(threads, std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) parts.begin()[part]();
+    });
+  };
+  each({[&] {
+          if (!exact) added.distinct = distinct_of(rows);
+        },
+        [&] {
+          if (pools) added.pooled = pool_->add(rows);
+        },
+        [&] {
+          for (Row& row : rows) merge(row);
+        }});
+  if (exact || rows.empty()) return added;
+  const auto heads = std::ssize(rows[0].heads);
+  parallel_for(threads, 1 + heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part)
+      part == 0 ? add_positions(added.distinct) : add_head(part - 1, added);
+  });
   return added;
 }
 
+std::vector<const Meter::Row*> Meter::distinct_of(std::span<const Row> rows) {
+  std::vector<const Row*> distinct;
+  for (const Row& row : rows)
+    if (moments_.add(row.hash, row.sum)) distinct.push_back(&row);
+  return distinct;
+}
+
+void Meter::add_positions(std::span<const Row* const> rows) {
+  for (const Row* row : rows) {
+    const Measure& of = row->measure;
+    rows_[row->position].add(row->sum, of.worst, of.misrounded);
+    if (options_.page_size > 0)
+      pages_[row->position / options_.page_size].add(row->sum, of.worst, of.misrounded);
+  }
+}
+
+void Meter::add_head(size_t head, const Added& added) {
+  for (const Row* row : added.distinct) heads_[head].add(row->heads[head], row->size);
+  if (pool_) pool_->add_head(head, added.pooled);
+}
+
 void Meter::add(std::span<Row> rows, ThreadPool* threads) {
-  const Added added = add_whole(rows);
+  const Added added = add_whole(rows, threads);
   std::vector<const WeighedRow*> pooled;
   for (const Row* row : added.pooled) pooled.push_back(&row->elements);
   add_columns(added.distinct, pooled, threads);
@@ -375,18 +425,7 @@ void Meter::merge(Row& row) {
   } else if (from.nonfinite == to.nonfinite) {
     to.nonfinite_count += from.nonfinite_count;
   }
-}
-
-// Adds up slices over rows; `measure` has summed up what lies within one.
-void Meter::add_slices(const Row& row) {
-  for (size_t head = 0; head < row.heads.size(); ++head) {
-    const NodeSlice& of = row.heads[head];
-    heads_[head].add(of, beside_row(of.worst, row.size), beside_row(of.misrounded_worst, row.size));
-  }
-  rows_[row.position].add(row.sum, row.measure.worst, row.measure.misrounded);
-  if (options_.page_size > 0)
-    pages_[row.position / options_.page_size].add(row.sum, row.measure.worst,
-                                                  row.measure.misrounded);
+  ++rows_added_;
 }
 
 // Each column by one thread, its rows in their order.

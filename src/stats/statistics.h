@@ -16,9 +16,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/tensor.h"
@@ -41,6 +41,8 @@ struct Element {
   double budgets = 0;  // |got - want| / B
   double of_row = 0;   // |got - want| / the root mean square of the row's exact results
 };
+// The same with `of_row`, in a row of that size: that root mean square.
+Element beside_row(Element e, double size);
 
 struct Measure {
   // How a non-finite element came about, gravest last.
@@ -100,9 +102,23 @@ struct NodeSlice : Scatter {
   // Adds elements whose worst ones these are.
   void add(const Scatter& some, const Element& their_worst,
            const std::optional<Element>& their_misrounded);
+  // Adds a slice of a row of that size (Meter::Row::size), beside which its worst ones are put.
+  void add(const NodeSlice& of_row, double row_size);
 };
 
 class PlacePool;
+
+// Slices by what they are of, in its order. Rows come in the order of their positions but where
+// requests follow each other, and a tree takes longer to find the end than a sum takes.
+class SlicesByKey {
+ public:
+  NodeSlice& operator[](int64_t key);
+  auto begin() const { return slices_.begin(); }
+  auto end() const { return slices_.end(); }
+
+ private:
+  std::vector<std::pair<int64_t, NodeSlice>> slices_;
+};
 
 // Measures one node in one pass over its rows. measure() is const and may be called by several
 // threads; add() and finish() by one.
@@ -136,9 +152,10 @@ class Meter {
   // room: of a row that is over, to be used again.
   Row measure(int64_t position, const RowNumbers& row, WeighedRow room = {}) const;
   // The same of a row that was measured elsewhere, of an op with that Budget::gain.
-  Row measure(int64_t position, const DistantRow& from, double gain) const;
+  Row measure(int64_t position, const DistantRow& from, double gain,
+              std::vector<NodeSlice> room = {}) const;
   // Adds rows whose elements are elsewhere; they are the ones of `elements` from `first` on.
-  void add(std::span<Row> rows, const DistantRows& elements, size_t first);
+  void add(std::span<Row> rows, const DistantRows& elements, size_t first, ThreadPool* threads);
   // Whether every element is kept, so that it must be measured here.
   bool keeps_all() const { return options_.profiled == ProfiledRows::all; }
   Measure finish() const;
@@ -151,9 +168,6 @@ class Meter {
     bool different;
   };
 
-  // With the difference beside the size of its row: the root mean square of the exact results.
-  static Element beside_row(Element e, double size);
-  static std::optional<Element> beside_row(const std::optional<Element>& e, double size);
   static void take(const RowSums& sums, int64_t elements, Measure& measure);
   Stored stored(int64_t position, int64_t offset, const RowNumbers& row) const;
   // Whether both neighbours of the exact result are it rounded, and got is one of them.
@@ -179,9 +193,11 @@ class Meter {
   struct Added {
     std::vector<const Row*> distinct, pooled;
   };
-  Added add_whole(std::span<Row> rows);
-  // It takes rows that no other row of the node equals.
-  void add_slices(const Row& row);
+  Added add_whole(std::span<Row> rows, ThreadPool* threads);
+  // Those that no other row of the node equals.
+  std::vector<const Row*> distinct_of(std::span<const Row> rows);
+  void add_positions(std::span<const Row* const> rows);
+  void add_head(size_t head, const Added& added);
   void add_columns(std::span<const Row* const> rows, std::span<const WeighedRow* const> pooled,
                    ThreadPool* threads);
   void keep_worst_of_columns(std::span<const Row> rows, size_t first,
@@ -198,7 +214,7 @@ class Meter {
   bool any_worst_ = false;
   DistinctMoments moments_;
   PlacePool* pool_;
-  std::map<int64_t, NodeSlice> rows_, pages_;  // slices
+  SlicesByKey rows_, pages_;
   std::vector<NodeSlice> heads_;
   // Only when a column can be long enough.
   ColumnSums columns_;
@@ -226,8 +242,10 @@ struct Meter::Row {
 // must remember to know a row again then grows as the logarithm of the run. For one thread.
 class PlacePool {
  public:
-  // Adds all that is of whole rows, and returns those whose columns are to be added.
+  // Adds all that is of whole rows, and returns those whose heads and columns are to be added.
   std::vector<const Meter::Row*> add(std::span<const Meter::Row> rows);
+  // One head of those rows, which have it. Several threads may add different ones at once.
+  void add_head(size_t head, std::span<const Meter::Row* const> rows);
   // Does as ColumnSums::add.
   void add_columns(std::span<const WeighedRow* const> rows, size_t begin, size_t end) {
     columns_.add(rows, begin, end);

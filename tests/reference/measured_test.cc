@@ -294,14 +294,15 @@ Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const Ten
       const int64_t position = asked.rows[i].position;
       meter.add(position, {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround,
                            b.gain, b.carried, b.meets_borders, b.slice_misround});
-      const DistantRow of_row = there.measured->row(i);
+      DistantRow of_row;
+      there.measured->put_row(i, of_row);
       // Rows that are measured here are known again by the same hash.
       if (!is_exact) {
         EXPECT_EQ(of_row.hash, hash_of_row(row(here.want), row(seen))) << where;
       }
       measured.push_back(distant.measure(position, of_row, gain_of(p.op, there)));
     }
-    distant.add(measured, *there.measured, first);
+    distant.add(measured, *there.measured, first, /*threads=*/nullptr);
   }
   const Measure measure = meter.finish();
   expect_same(distant.finish(), measure, where);
