@@ -118,11 +118,6 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
     check(seat != nullptr || fault.rank < 0,
           "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
           fault.rank);
-  // Opening a device and opening LibTorch there take about as long as each other.
-  std::future<void> opening;
-  const Device device = device_from(options.model.device);
-  if (options.modes.empty() && device != Device::cpu)
-    opening = std::async([device] { open_reference().has_gpu(device.index); });
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);
   Progress progress(options.report.detail);
