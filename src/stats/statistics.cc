@@ -347,6 +347,8 @@ void Meter::add(int64_t position, const RowNumbers& row) {
 // Counts and the worst are of all rows, sums of distinct ones alone. Every sum is made by one
 // thread, of its rows in their order.
 Meter::Added Meter::add_whole(std::span<Row> rows, ThreadPool* threads) {
+  constexpr int64_t kShared = 512;  // rows that are worth waking threads for
+  if (std::ssize(rows) < kShared) threads = nullptr;
   Added added;
   const bool exact = options_.node_class == NodeClass::exact, pools = pool_ && !exact;
   const auto each = [threads](std::initializer_list<std::function<void()>> parts) {
@@ -460,29 +462,31 @@ void Meter::keep_worst_of_columns(std::span<const Row* const> rows, size_t begin
 
 void Meter::add_worst_slices(Measure& measure) const {
   Slices slices;
-  std::vector<NodeSlice> columns(columns_.size());
-  for (size_t c = 0; c < columns.size(); ++c)
-    columns[c].add(columns_.of(c), worst_of_columns_[c].worst, worst_of_columns_[c].misrounded);
+  std::vector<Scatter> columns;
+  for (size_t c = 0; c < columns_.size(); ++c) columns.push_back(columns_.of(c));
   // A slice that is the whole node is T2 again.
-  const auto take = [&](const char* axis, int64_t key, const NodeSlice& slice) {
+  const auto take = [&](const char* axis, int64_t key, const Scatter& slice) {
     if (slice.elements < moments_.sum().elements) slices.add(axis, key, slice);
   };
   for (const auto& [position, slice] : rows_) take("position", position, slice);
   for (const auto& [page, slice] : pages_) take("page", page, slice);
   for (size_t h = 0; h < heads_.size(); ++h) take("head", h, heads_[h]);
   for (size_t c = 0; c < columns.size(); ++c) take("column", c, columns[c]);
+  const auto worst_in = [&](const Scatter* slice) {
+    for (size_t c = 0; c < columns.size(); ++c)
+      if (slice == &columns[c]) return worst_of_columns_[c];
+    const auto* of = static_cast<const NodeSlice*>(slice);
+    return WorstOfColumn{of->worst, of->misrounded_worst};
+  };
   // They tell where, so they go before what T3 and T5 say of all.
   const Slices::Worst scattered = slices.scattered(kFalseAlarm);
   // Behind T1 and T2.
   auto at = measure.statistics.insert(measure.statistics.begin() + 2, scattered.statistic);
-  if (scattered.scatter)
-    measure.worst_scattered = static_cast<const NodeSlice*>(scattered.scatter)->worst;
+  if (scattered.scatter) measure.worst_scattered = worst_in(scattered.scatter).worst;
   if (options_.dtype == DType::f32) return;
   const Slices::Worst misrounded = slices.misrounded(kFalseAlarm);
   measure.statistics.insert(at + 1, misrounded.statistic);
-  if (misrounded.scatter)
-    measure.misrounded_in_slice =
-        static_cast<const NodeSlice*>(misrounded.scatter)->misrounded_worst;
+  if (misrounded.scatter) measure.misrounded_in_slice = worst_in(misrounded.scatter).misrounded;
 }
 
 Measure Meter::finish() const {
