@@ -57,8 +57,12 @@ struct Beside {
     // Where usual is 0, and where the quotient is NaN, fmax leaves 1.
     const double most = rows.misrounds * fmax(rows.usual * deviation / fabs(want), 1.0);
     slice_misround = fmin(fmin(inside, most), 1.0);
+    const bool is_product = rows.products && rows.products[i];
+    if (rows.meets_borders || is_product) {
+      const double inner = is_product ? 0 : room;
+      slice_misround = may_misround = fmin(turned_chance(want, spacing, inner, may_misround), 1.0);
+    }
     if (rows.meets_borders) {
-      slice_misround = may_misround = fmin(turned_chance(want, spacing, room, may_misround), 1.0);
       const double unseen = kOracleError * room;
       const bool is_on_border = fabs(half - fabs(rounded - want)) <= unseen;
       if (!rows.is_exact && is_on_border && fabs(eta) - half <= unseen) rounded = got;

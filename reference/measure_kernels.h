@@ -80,7 +80,8 @@ struct RowsToWeigh {
   const double* want;
   StoredNumbers got;
   const double *limit, *variance, *shared;
-  const double* exact;  // of the two models; null: nothing is compared
+  const bool* products;  // JudgedOp::is_product; null: of none
+  const double* exact;   // of the two models; null: nothing is compared
   StoredNumbers rounded;
   // Filled in: column after column, of all rows, and of all groups of all rows. Then, but where
   // rows are of class exact, what each element adds to its column, [rows, width].

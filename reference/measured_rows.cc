@@ -225,7 +225,7 @@ struct Beside {
 
 // own_errors().
 struct Own {
-  at::Tensor limit, variance, shared;
+  at::Tensor limit, variance, shared, products;
   double usual = 0;
 };
 
@@ -247,8 +247,13 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   e.misround = (deviation / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
+  const auto turned = [&](const at::Tensor& inner) {
+    return turned_chance(e.want, e.spacing, inner, e.misround).clamp_max(1);
+  };
   if (rows.meets_borders)
-    e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
+    e.misround = turned(e.limit - e.spacing / 2);
+  else if (own.products.defined())
+    e.misround = at::where(shaped(own.products), turned(at::zeros_like(e.want)), e.misround);
   e.slice_misround = e.misround;
   if (own.usual > 0)
     e.slice_misround = slice_chance(e.want, e.spacing, deviation, rows.misrounds, own.usual);
@@ -377,7 +382,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 
 // The tensors that the kernel reads and writes, of some rows.
 struct InKernel {
-  at::Tensor want, got, limit, variance, shared, exact, rounded;
+  at::Tensor want, got, limit, variance, shared, products, exact, rounded;
   double usual;
   at::Tensor tables;  // of rows, then of groups
   InSlices in;
@@ -399,6 +404,7 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
   want = shaped(tensor_of(exact_results.want));
   got = stored(to_torch(rows.got, want.device()));
   limit = shaped(own.limit), variance = shaped(own.variance), shared = shaped(own.shared);
+  products = shaped(own.products);
   if (rows.exact.tensor && rows.rounded.tensor) {
     exact = shaped(as_dtype(rows_of(rows.exact, want), DType::f64));
     rounded = stored(rows_of(rows.rounded, want));
@@ -406,16 +412,9 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
   tables =
       at::empty({count * (kRowColumns + kGroupColumns * groups_of(rows, shared))}, want.options());
   if (rows.is_exact) return;
-  const auto slices = [&](at::ScalarType type) {
-    return at::empty({count, width}, want.options().dtype(type));
-  };
-  in = {want,
-        got,
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kBool)};
+  in = {.want = want, .got = got, .misrounded = want.new_empty(want.sizes(), at::kBool)};
+  for (at::Tensor* of : {&in.unit, &in.due, &in.budgets, &in.may_misround})
+    *of = want.new_empty(want.sizes(), at::kFloat);
 }
 
 RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const {
@@ -447,6 +446,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .limit = numbers(limit),
           .variance = numbers(variance),
           .shared = numbers(shared),
+          .products = products.defined() ? products.const_data_ptr<bool>() : nullptr,
           .exact = numbers(exact),
           .rounded = stored(rounded),
           .of_rows = of_rows,
@@ -479,7 +479,7 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows,
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Own own;
-  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.usual)) return;
+  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.usual)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
                                                  ? measured_by_kernel(rows, exact, own)

@@ -38,8 +38,8 @@ struct Budget {
   // How likely it is, at most, that a correct kernel stores another number than `want` rounded: an
   // error of standard deviation s before the store crosses the border between two numbers with a
   // chance of E|error| / ulp <= s / ulp, under JudgedOp::meets_borders the more often the nearer
-  // `want` lies to it (roundoff.h, turning_chance); and what a rounding on the way may do of
-  // itself.
+  // `want` lies to it (roundoff.h, turning_chance), as under JudgedOp::is_product; and what a
+  // rounding on the way may do of itself.
   std::vector<double> misround;
   // The same where elements are taken by slices, of a sum: one whose products nearly cancel has a
   // finer spacing and the same error. Among all elements few do, but whole columns where all rows

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -86,6 +87,81 @@ TEST(Budget, OfAColumnThatCancelsLetsARightSumPass) {
   EXPECT_GT(misrounded / kRows, share_limit(kRows, 0.02, 1e-12)) << "nothing cancels";
   EXPECT_LT(misrounded / kRows, share_limit(kRows, may, 1e-12)) << may;
   EXPECT_LT(may, 0.3) << "anything would pass";
+}
+
+// What of a silu of gates of that size fails, by a kernel that makes `of(gate, up)` in fp32.
+template <typename Kernel>
+std::string failing_of_silu(double size, const Kernel& of) {
+  constexpr size_t kRows = 96, kColumns = 192;
+  std::mt19937 generator(3);
+  std::normal_distribution<double> normal;
+  const auto stored = [](double x) { return static_cast<float>(round_to(x, DType::bf16)); };
+  Meter meter({.row_shape = {kColumns}}, kRows);
+  for (size_t row = 0; row < kRows; ++row) {
+    Exact exact{.shape = {1, kColumns}};
+    std::vector<double> want, magnitude, factor, got;
+    for (size_t i = 0; i < kColumns; ++i) {
+      const float gate = stored(size * normal(generator)), up = stored(normal(generator));
+      want.push_back(gate / (1 + std::exp(-double{gate})) * up);
+      magnitude.push_back(std::fabs(double{gate} * up)), factor.push_back(up);
+      got.push_back(stored(of(gate, up)));
+    }
+    exact.want = Numbers(want), exact.magnitude = Numbers(magnitude);
+    exact.factor = Numbers(factor);
+    const Budget b = budget_of(OpKind::silu_mul, exact, DType::bf16);
+    meter.add(static_cast<int64_t>(row), {got, want, b.limit, b.variance, b.shared, b.misround,
+                                          b.gain, b.carried, b.meets_borders});
+  }
+  const Measure measure = meter.finish();
+  std::string failing;
+  for (const Statistic& s : measure.statistics)
+    if (!s.passes(1)) failing += name_of(s.kind) + (s.slice.empty() ? "" : " " + s.slice) + " ";
+  return failing + std::to_string(measure.different) + " misrounded";
+}
+
+float usual_silu(float gate, float up) { return gate / (1 + std::exp(-gate)) * up; }
+
+// Gates of 1e-6 have silus of half of them, times a number of 8 bits: products of 16 bits, of which
+// one in 60 lies beside the border of two numbers, nearer than any kernel of fp32 can tell.
+TEST(Budget, OfSmallGatesLetsARightSiluPass) {
+  const auto by_tanh = [](float gate, float up) {
+    return 0.5F * gate * (1 + std::tanh(0.5F * gate)) * up;
+  };
+  for (const int power : {-8, -16, -20, -24, -30, -46, -60}) {
+    const double size = std::ldexp(1.0, power);
+    EXPECT_EQ(failing_of_silu(size, usual_silu).find('T'), std::string::npos)
+        << power << ": " << failing_of_silu(size, usual_silu);
+    EXPECT_EQ(failing_of_silu(size, by_tanh).find('T'), std::string::npos)
+        << power << ": " << failing_of_silu(size, by_tanh);
+  }
+  EXPECT_GT(std::stoi(failing_of_silu(0x1p-30, usual_silu)), 100) << "none lies beside a border";
+}
+
+TEST(Budget, OfSmallGatesSeesAWrongSilu) {
+  const auto a_half = [](float gate, float up) {
+    return std::fabs(gate) < 0x1p-8F ? 0.5F * gate * up : usual_silu(gate, up);
+  };
+  for (const double size : {0x1p-9, 0x1p-12, 0x1p-16})
+    EXPECT_NE(failing_of_silu(size, a_half).find('T'), std::string::npos) << size;
+  const auto by_minus_gate = [](float gate, float up) { return gate / (1 + std::exp(gate)) * up; };
+  for (const double size : {0x1p-9, 0x1p-16})
+    EXPECT_NE(failing_of_silu(size, by_minus_gate).find('T'), std::string::npos) << size;
+  const auto truncated = [](float gate, float up) {
+    const uint32_t bits = std::bit_cast<uint32_t>(usual_silu(gate, up)) & 0xffff0000;
+    return std::bit_cast<float>(bits);
+  };
+  for (const double size : {0x1p-9, 1e-6, 0x1p-40})
+    EXPECT_NE(failing_of_silu(size, truncated).find('T'), std::string::npos) << size;
+  // Ties that fp64 has too are no matter of arithmetic.
+  const auto ties_outwards = [](float gate, float up) {
+    const float x = usual_silu(gate, up);
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    return (bits & 0xffff) == 0x8000 ? std::bit_cast<float>(bits + 1) : x;
+  };
+  EXPECT_NE(failing_of_silu(0x1p-60, ties_outwards).find('T'), std::string::npos);
+  // What is off by 64 u turns more than lies beside a border.
+  const auto rough = [](float gate, float up) { return usual_silu(gate, up) * (1 + 0x1p-18F); };
+  EXPECT_NE(failing_of_silu(1e-6, rough).find('T'), std::string::npos);
 }
 
 TEST(Budget, OfARowIsThatPartOfTheWhole) {
