@@ -33,6 +33,7 @@ enum OfRow : int {
   kUnits,
   kDue,
   kMay,
+  kUsualMisrounds,
   kPowerByV,
   kOffset,
   kCross,
@@ -74,7 +75,8 @@ struct RowsToWeigh {
   bool is_exact, meets_borders;
   double least, of_power, largest;  // of the dtype: its least normal number, 2^(1 - precision), max
   double misrounds;                 // RowsToMeasure::misrounds
-  double usual;                     // of own_errors()
+  double common;                    // of own_errors()
+  double usual_misround;            // as in RowNumbers
   double close;                     // what not_close of ErrorSums allows, relative
   // [rows, width] each. limit, variance, shared: of the error before the last rounding; null: none.
   const double* want;

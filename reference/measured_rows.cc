@@ -171,7 +171,7 @@ DistantRow MeasuredRows::row(size_t row) const {
   Moments& sum = result.moments;
   sum.elements = width_;
   sum.squares = of(kUnits), sum.due = of(kDue), sum.may_misround = of(kMay);
-  sum.misrounded = result.sums.different;
+  sum.misrounded = rows_.count_of(kUsualMisrounds, i);
   sum.power = of(kPowerByV), sum.offset = of(kOffset), sum.cross = of(kCross);
   sum.cross_scatter = of(kScatter);
   for (int64_t g = i * group_count_; g < (i + 1) * group_count_; ++g) {
@@ -220,13 +220,14 @@ DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
 struct Beside {
-  at::Tensor want, got, spacing, limit, variance, misround, slice_misround, shared;
+  at::Tensor want, got, spacing, limit, variance, misround, shared;
+  double usual_misround;  // as in RowNumbers
 };
 
 // own_errors().
 struct Own {
   at::Tensor limit, variance, shared, products;
-  double usual = 0;
+  double common = 0;
 };
 
 Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& own) {
@@ -243,8 +244,8 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   const at::Tensor limit = or_none(own.limit), variance = or_none(own.variance);
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
-  const at::Tensor deviation = variance.sqrt();
-  e.misround = (deviation / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
+  e.usual_misround = usual_misround(rows.misrounds, own.common);
+  e.misround = misround_chance(variance.sqrt(), e.spacing, rows.misrounds, own.common);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
   const auto turned = [&](const at::Tensor& inner) {
@@ -254,9 +255,6 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
     e.misround = turned(e.limit - e.spacing / 2);
   else if (own.products.defined())
     e.misround = at::where(shaped(own.products), turned(at::zeros_like(e.want)), e.misround);
-  e.slice_misround = e.misround;
-  if (own.usual > 0)
-    e.slice_misround = slice_chance(e.want, e.spacing, deviation, rows.misrounds, own.usual);
   return e;
 }
 
@@ -362,14 +360,16 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor unit = eta * eta * over_v, rest = rounded - e.want, delta = e.got - rounded;
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
   const at::Tensor term = delta * e.want * over_v;
+  const at::Tensor is_usual = e.misround <= e.usual_misround;
   for (const at::Tensor& sums :
-       {hashes_of(e.want, e.got), totals(unit), totals(due), totals(e.misround),
+       {hashes_of(e.want, e.got), totals(unit), totals(due),
+        totals(e.misround.masked_fill(~is_usual, 0)), totals(differs & is_usual),
         totals(e.want * e.want * over_v), totals(delta * over_v.sqrt()), totals(term),
         e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
-  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.slice_misround),
+  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.misround),
               differs};
   const int64_t groups = groups_of(rows, e.shared);
   if (groups == 0)
@@ -383,7 +383,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 // The tensors that the kernel reads and writes, of some rows.
 struct InKernel {
   at::Tensor want, got, limit, variance, shared, products, exact, rounded;
-  double usual;
+  double common;
   at::Tensor tables;  // of rows, then of groups
   InSlices in;
 
@@ -392,7 +392,7 @@ struct InKernel {
 };
 
 InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own)
-    : usual(own.usual) {
+    : common(own.common) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
     return x.defined() ? x.reshape({count, width}).contiguous() : x;
@@ -439,7 +439,8 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .of_power = std::ldexp(1.0, 1 - format.precision),
           .largest = format.max,
           .misrounds = rows.misrounds,
-          .usual = usual,
+          .common = common,
+          .usual_misround = usual_misround(rows.misrounds, common),
           .close = closeness_of(rows.dtype),
           .want = numbers(want),
           .got = stored(got),
@@ -479,7 +480,7 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows,
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Own own;
-  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.usual)) return;
+  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.common)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
                                                  ? measured_by_kernel(rows, exact, own)

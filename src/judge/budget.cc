@@ -56,8 +56,8 @@ class Filler {
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
     if (op.is_sum) {
-      usual_ = usual_sum(static_cast<double>(exact.terms));
-      budget_.slice_misround.resize(count);
+      common_ = common_part(static_cast<double>(exact.terms));
+      budget_.usual_misround = budget_.misrounds;
     }
     if (op.has_shared) budget_.shared.resize(count);
     if (op.has_underflow) budget_.underflow.resize(count);
@@ -80,15 +80,15 @@ class Filler {
   void widen(double factor) {
     for (double& limit : budget_.limit) limit *= factor;
     for (double& variance : budget_.variance) variance *= factor * factor;
-    for (auto* chances : {&budget_.misround, &budget_.slice_misround})
-      for (double& chance : *chances) chance = std::min(1.0, factor * chance);
+    for (double& chance : budget_.misround) chance = std::min(1.0, factor * chance);
+    budget_.usual_misround *= factor;
     budget_.gain *= factor;
   }
 
   // Does as put() for all elements, where nothing is rounded on the way, in loops for vectors.
   void put_all() {
     const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
-    add_rounding(want, dtype_, budget_.misrounds, usual_, budget_);
+    add_rounding(want, dtype_, budget_.misrounds, common_, budget_);
     if (!budget_.meets_borders && !has_products_) return;
     for (size_t i = 0; i < want.size(); ++i)
       budget_.misround[i] = std::min(1.0, turned(i, budget_.misround[i]));
@@ -147,14 +147,10 @@ class Filler {
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     const double deviation = std::sqrt(inner.variance);
-    double inside = std::min(deviation / spacing, budget_.misrounds);
+    double inside = misround_chance(deviation, spacing, budget_.misrounds, common_);
     // After a rounding on the way results lie anywhere, or a product is exact.
     if (budget_.meets_borders || has_products_) inside = turned(at, inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
-    if (budget_.slice_misround.empty()) return;
-    budget_.slice_misround[at] = std::min(
-        1.0,
-        chance + slice_misround(deviation, exact_.want[i], spacing, budget_.misrounds, usual_));
   }
 
   const JudgedOp& op_;
@@ -162,7 +158,7 @@ class Filler {
   DType dtype_;
   Elements elements_;
   bool has_products_ = false;  // JudgedOp::is_product says which
-  double usual_ = 0;           // usual_sum(); 0: no sum
+  double common_ = 0;          // common_part(); 0: no sum
   Budget budget_;
 };
 
@@ -248,8 +244,7 @@ void widen(Budget& budget, const Exact& exact, size_t first, std::span<const dou
     // misrounds says nothing here.
     budget.misround[i] = 1;
   }
-  budget.slice_misround.clear();
-  budget.misrounds = 1;
+  budget.misrounds = budget.usual_misround = 1;
   budget.gain = 0;
 }
 

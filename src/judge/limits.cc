@@ -128,8 +128,7 @@ Limits Limits::read(const std::string& path) {
 void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
   budget.gain = std::min(budget.gain, limits.gain);
   budget.misrounds = std::min(budget.misrounds, limits.share);
-  for (auto* chances : {&budget.misround, &budget.slice_misround})
-    for (double& chance : *chances) chance = std::min(chance, limits.share);
+  for (double& chance : budget.misround) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
     // The last rounding and underflow are no inner error, and stay as they are.
