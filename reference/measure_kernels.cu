@@ -39,7 +39,7 @@ __device__ double turned_chance(double want, double spacing, double inner, doubl
 
 // An element beside what the dtype makes of its exact result.
 struct Beside {
-  double want, got, rounded, spacing, limit, over_v, may_misround, slice_misround, eta, budgets;
+  double want, got, rounded, spacing, limit, over_v, may_misround, eta, budgets;
   bool differs, is_plain;
 
   __device__ Beside(const RowsToWeigh& rows, int64_t i) {
@@ -49,16 +49,15 @@ struct Beside {
     spacing = spacing_around(rows, want);
     limit = spacing_around(rows, fabs(want) + own) / 2 + own;
     over_v = 1 / (spacing * spacing / 12 + variance);
-    const double deviation = sqrt(variance), inside = deviation / spacing;
-    may_misround = fmin(fmin(inside, rows.misrounds), 1.0);
+    const double inside = sqrt(variance) / spacing;
+    may_misround = fmin(fmin(inside, fmax(rows.common * inside, rows.misrounds)), 1.0);
     const double shift = 0x1.8p52 * spacing, half = spacing / 2, room = limit - half;
     rounded = copysign((want + shift) - shift, want);
     eta = got - want, budgets = fabs(eta) / limit;
-    // Where usual is 0, and where the quotient is NaN, fmax leaves 1.
-    const double most = rows.misrounds * fmax(rows.usual * deviation / fabs(want), 1.0);
-    slice_misround = fmin(fmin(inside, most), 1.0);
+    const bool is_product = rows.products && rows.products[i];
+    if (rows.meets_borders || is_product)
+      may_misround = fmin(turned_chance(want, spacing, is_product ? 0 : room, may_misround), 1.0);
     if (rows.meets_borders) {
-      slice_misround = may_misround = fmin(turned_chance(want, spacing, room, may_misround), 1.0);
       const double unseen = kOracleError * room;
       const bool is_on_border = fabs(half - fabs(rounded - want)) <= unseen;
       if (!rows.is_exact && is_on_border && fabs(eta) - half <= unseen) rounded = got;
@@ -98,7 +97,7 @@ __device__ double sum_of_lanes(double x) {
 struct RowTotals {
   double power = 0, squares = 0, differing = 0, compared = 0, not_close = 0, propagated = 0;
   double total = 0, floor = 0, units = 0, due = 0, may = 0, power_by_v = 0, offset = 0, cross = 0;
-  double scatter = 0, odd = 0;
+  double usual_misrounds = 0, scatter = 0, odd = 0;
   uint64_t hash = 0;
   double largest = 0, inner = 0;
   Worst worst, misrounded;
@@ -108,8 +107,8 @@ struct RowTotals {
     visit(kPower, power), visit(kEtaSquares, squares), visit(kDiffering, differing);
     visit(kCompared, compared), visit(kNotClose, not_close), visit(kPropagated, propagated);
     visit(kTotal, total), visit(kFloor, floor), visit(kUnits, units), visit(kDue, due);
-    visit(kMay, may), visit(kPowerByV, power_by_v), visit(kOffset, offset), visit(kCross, cross);
-    visit(kScatter, scatter), visit(kOdd, odd);
+    visit(kMay, may), visit(kUsualMisrounds, usual_misrounds), visit(kPowerByV, power_by_v);
+    visit(kOffset, offset), visit(kCross, cross), visit(kScatter, scatter), visit(kOdd, odd);
   }
 };
 
@@ -168,13 +167,17 @@ __device__ void add(const RowsToWeigh& rows, int64_t first, int64_t in_row, int6
   const double term = delta * e.want * e.over_v;
   const double shared = rows.shared ? rows.shared[i] * e.over_v : 0;
   row.hash += hash_of(e, in_row);
-  row.units += unit, row.due += due, row.may += e.may_misround;
+  row.units += unit, row.due += due;
+  if (e.may_misround <= rows.usual_misround) {
+    row.may += e.may_misround;
+    row.usual_misrounds += e.differs ? 1 : 0;
+  }
   row.power_by_v += e.want * e.want * e.over_v;
   row.offset += delta * sqrt(e.over_v);
   row.cross += term;
   if (!rows.shared) row.scatter += term * term;
   const float narrow_unit = static_cast<float>(unit), narrow_due = static_cast<float>(due);
-  const float narrow_may = static_cast<float>(e.slice_misround);
+  const float narrow_may = static_cast<float>(e.may_misround);
   const float narrow_budgets = static_cast<float>(e.budgets);
   rows.unit[i] = narrow_unit, rows.due[i] = narrow_due, rows.budgets[i] = narrow_budgets;
   rows.may_misround[i] = narrow_may, rows.misrounded[i] = e.differs;

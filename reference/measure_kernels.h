@@ -33,6 +33,7 @@ enum OfRow : int {
   kUnits,
   kDue,
   kMay,
+  kUsualMisrounds,
   kPowerByV,
   kOffset,
   kCross,
@@ -74,13 +75,15 @@ struct RowsToWeigh {
   bool is_exact, meets_borders;
   double least, of_power, largest;  // of the dtype: its least normal number, 2^(1 - precision), max
   double misrounds;                 // RowsToMeasure::misrounds
-  double usual;                     // of own_errors()
+  double common;                    // of own_errors()
+  double usual_misround;            // as in RowNumbers
   double close;                     // what not_close of ErrorSums allows, relative
   // [rows, width] each. limit, variance, shared: of the error before the last rounding; null: none.
   const double* want;
   StoredNumbers got;
   const double *limit, *variance, *shared;
-  const double* exact;  // of the two models; null: nothing is compared
+  const bool* products;  // JudgedOp::is_product; null: of none
+  const double* exact;   // of the two models; null: nothing is compared
   StoredNumbers rounded;
   // Filled in: column after column, of all rows, and of all groups of all rows. Then, but where
   // rows are of class exact, what each element adds to its column, [rows, width].

@@ -171,7 +171,7 @@ void MeasuredRows::put_row(size_t row, DistantRow& result) const {
   Moments& sum = result.moments = {};
   sum.elements = width_;
   sum.squares = of(kUnits), sum.due = of(kDue), sum.may_misround = of(kMay);
-  sum.misrounded = result.sums.different;
+  sum.misrounded = rows_.count_of(kUsualMisrounds, i);
   sum.power = of(kPowerByV), sum.offset = of(kOffset), sum.cross = of(kCross);
   sum.cross_scatter = of(kScatter);
   for (int64_t g = i * group_count_; g < (i + 1) * group_count_; ++g) {
@@ -219,13 +219,14 @@ DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
 struct Beside {
-  at::Tensor want, got, spacing, limit, variance, misround, slice_misround, shared;
+  at::Tensor want, got, spacing, limit, variance, misround, shared;
+  double usual_misround;  // as in RowNumbers
 };
 
 // own_errors().
 struct Own {
-  at::Tensor limit, variance, shared;
-  double usual = 0;
+  at::Tensor limit, variance, shared, products;
+  double common = 0;
 };
 
 Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& own) {
@@ -242,15 +243,17 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   const at::Tensor limit = or_none(own.limit), variance = or_none(own.variance);
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
-  const at::Tensor deviation = variance.sqrt();
-  e.misround = (deviation / e.spacing).clamp_max(rows.misrounds).clamp_max(1);
+  e.usual_misround = usual_misround(rows.misrounds, own.common);
+  e.misround = misround_chance(variance.sqrt(), e.spacing, rows.misrounds, own.common);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
+  const auto turned = [&](const at::Tensor& inner) {
+    return turned_chance(e.want, e.spacing, inner, e.misround).clamp_max(1);
+  };
   if (rows.meets_borders)
-    e.misround = turned_chance(e.want, e.spacing, e.limit - e.spacing / 2, e.misround).clamp_max(1);
-  e.slice_misround = e.misround;
-  if (own.usual > 0)
-    e.slice_misround = slice_chance(e.want, e.spacing, deviation, rows.misrounds, own.usual);
+    e.misround = turned(e.limit - e.spacing / 2);
+  else if (own.products.defined())
+    e.misround = at::where(shaped(own.products), turned(at::zeros_like(e.want)), e.misround);
   return e;
 }
 
@@ -356,14 +359,16 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   const at::Tensor unit = eta * eta * over_v, rest = rounded - e.want, delta = e.got - rounded;
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
   const at::Tensor term = delta * e.want * over_v;
+  const at::Tensor is_usual = e.misround <= e.usual_misround;
   for (const at::Tensor& sums :
-       {hashes_of(e.want, e.got), totals(unit), totals(due), totals(e.misround),
+       {hashes_of(e.want, e.got), totals(unit), totals(due),
+        totals(e.misround.masked_fill(~is_usual, 0)), totals(differs & is_usual),
         totals(e.want * e.want * over_v), totals(delta * over_v.sqrt()), totals(term),
         e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
-  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.slice_misround),
+  InSlices in{e.want, e.got, narrow(unit), narrow(due), narrow(budgets), narrow(e.misround),
               differs};
   const int64_t groups = groups_of(rows, e.shared);
   if (groups == 0)
@@ -376,8 +381,8 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 
 // The tensors that the kernel reads and writes, of some rows.
 struct InKernel {
-  at::Tensor want, got, limit, variance, shared, exact, rounded;
-  double usual;
+  at::Tensor want, got, limit, variance, shared, products, exact, rounded;
+  double common;
   at::Tensor tables;  // of rows, then of groups
   InSlices in;
 
@@ -386,7 +391,7 @@ struct InKernel {
 };
 
 InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own)
-    : usual(own.usual) {
+    : common(own.common) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
     return x.defined() ? x.reshape({count, width}).contiguous() : x;
@@ -398,6 +403,7 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
   want = shaped(tensor_of(exact_results.want));
   got = stored(to_torch(rows.got, want.device()));
   limit = shaped(own.limit), variance = shaped(own.variance), shared = shaped(own.shared);
+  products = shaped(own.products);
   if (rows.exact.tensor && rows.rounded.tensor) {
     exact = shaped(as_dtype(rows_of(rows.exact, want), DType::f64));
     rounded = stored(rows_of(rows.rounded, want));
@@ -405,16 +411,9 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
   tables =
       at::empty({count * (kRowColumns + kGroupColumns * groups_of(rows, shared))}, want.options());
   if (rows.is_exact) return;
-  const auto slices = [&](at::ScalarType type) {
-    return at::empty({count, width}, want.options().dtype(type));
-  };
-  in = {want,
-        got,
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kFloat),
-        slices(at::kBool)};
+  in = {.want = want, .got = got, .misrounded = want.new_empty(want.sizes(), at::kBool)};
+  for (at::Tensor* of : {&in.unit, &in.due, &in.budgets, &in.may_misround})
+    *of = want.new_empty(want.sizes(), at::kFloat);
 }
 
 RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const {
@@ -439,13 +438,15 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .of_power = std::ldexp(1.0, 1 - format.precision),
           .largest = format.max,
           .misrounds = rows.misrounds,
-          .usual = usual,
+          .common = common,
+          .usual_misround = usual_misround(rows.misrounds, common),
           .close = closeness_of(rows.dtype),
           .want = numbers(want),
           .got = stored(got),
           .limit = numbers(limit),
           .variance = numbers(variance),
           .shared = numbers(shared),
+          .products = products.defined() ? products.const_data_ptr<bool>() : nullptr,
           .exact = numbers(exact),
           .rounded = stored(rounded),
           .of_rows = of_rows,
@@ -478,7 +479,7 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows,
 void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Own own;
-  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.usual)) return;
+  if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.common)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
                                                  ? measured_by_kernel(rows, exact, own)

@@ -22,7 +22,8 @@ constexpr double kUnit = kAccumulatorRoundoff;
 
 struct OwnErrors {
   at::Tensor limit, variance, shared;  // undefined: none
-  double usual = 0;
+  double common = 0;
+  at::Tensor products = {};
 };
 
 // Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
@@ -34,7 +35,7 @@ at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) 
 OwnErrors errors_of_sum(const Exact& e) {
   const auto n = static_cast<double>(e.terms);
   const at::Tensor size = kUnit * tensor_of(e.magnitude);
-  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}, usual_sum(n)};
+  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}, common_part(n)};
 }
 
 // Rows of one scale: a head's, of the norms of queries and keys.
@@ -67,7 +68,9 @@ OwnErrors errors_of_silu_mul(const Exact& e) {
   const at::Tensor underflow = 88 * kLeastNormal * tensor_of(e.factor).abs();
   return {16 * size + kUnit * of_sigmoid + underflow,
           (3 * size).square() + (0.3 * kUnit * of_sigmoid).square() + underflow.square(),
-          {}};
+          {},
+          0,
+          (tensor_of(e.want).abs() - of_sigmoid / 2).abs() <= 9 * kUnit * of_sigmoid};
 }
 
 // Each head has a score and each row a number of keys; all else is an element's.
@@ -116,11 +119,11 @@ std::optional<OwnErrors> errors_of(OpKind op, const Exact& e) {
 }  // namespace
 
 bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
-                at::Tensor& shared, double& usual) {
+                at::Tensor& shared, at::Tensor& products, double& common) {
   const std::optional<OwnErrors> errors = errors_of(op, e);
   if (!errors) return false;
   limit = errors->limit, variance = errors->variance, shared = errors->shared;
-  usual = errors->usual;
+  products = errors->products, common = errors->common;
   return true;
 }
 

@@ -10,9 +10,9 @@ namespace lockstep {
 
 // The error before the last rounding (JudgedOp::InnerError) of an op's results, whose numbers are
 // held (bridge.h), in their shape and on the device that holds them. shared: undefined where errors
-// share nothing. usual: of a sum, usual_sum(); else 0. False: of another op, or of a chain with
-// roundings on the way.
+// share nothing. products: what JudgedOp::is_product says of each; undefined: of none. common: of a
+// sum, common_part(); else 0. False: of another op, or of a chain with roundings on the way.
 bool own_errors(OpKind op, const Exact& e, at::Tensor& limit, at::Tensor& variance,
-                at::Tensor& shared, double& usual);
+                at::Tensor& shared, at::Tensor& products, double& common);
 
 }  // namespace lockstep

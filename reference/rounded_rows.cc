@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -34,10 +35,14 @@ at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, cons
   return at::where(as_it_is, chance, at::maximum(chance, turning));
 }
 
-at::Tensor slice_chance(const at::Tensor& want, const at::Tensor& spacing,
-                        const at::Tensor& deviation, double misrounds, double usual) {
-  const at::Tensor smaller = (usual * deviation / want.abs()).nan_to_num(1).clamp_min(1);
-  return at::minimum(deviation / spacing, misrounds * smaller).clamp_max(1);
+at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacing, double misrounds,
+                           double common) {
+  const at::Tensor inside = deviation / spacing;
+  return at::minimum(inside, (common * inside).clamp_min(misrounds)).clamp_max(1);
+}
+
+double usual_misround(double misrounds, double common) {
+  return common > 0 ? misrounds : std::numeric_limits<double>::infinity();
 }
 
 at::Tensor hashes_of(const at::Tensor& want, const at::Tensor& got) {

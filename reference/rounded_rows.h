@@ -16,9 +16,11 @@ at::Tensor spacing_around(const at::Tensor& x, const FloatFormat& format);
 // rounds.
 at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, const at::Tensor& inner,
                          const at::Tensor& chance);
-// slice_misround() of src/judge/budget_loops.h.
-at::Tensor slice_chance(const at::Tensor& want, const at::Tensor& spacing,
-                        const at::Tensor& deviation, double misrounds, double usual);
+// misround_chance() of src/judge/budget_loops.h.
+at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacing, double misrounds,
+                           double common);
+// Budget::usual_misround of an op with that common part.
+double usual_misround(double misrounds, double common);
 // hash_of_row() of src/stats/row_loops.h, of each row of [rows, columns]: the bits of the sum, as a
 // number of fp64 that nobody computes with.
 at::Tensor hashes_of(const at::Tensor& want, const at::Tensor& got);

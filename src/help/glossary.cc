@@ -100,8 +100,8 @@ constexpr auto kWords = std::to_array<Word>({
      "The share of elements that are not the exact result rounded to the dtype.",
      "It finds accumulators that are too narrow and an eps that is slightly off. Its limit is what "
      "the op's own arithmetic makes of these elements, 0.02 of them in bf16 and 0.10 in fp16 at "
-     "most, more in a column of sums whose products nearly cancel, and what chance adds; none in "
-     "fp32."},
+     "most, and what chance adds; none in fp32. Sums whose products nearly cancel may be such more "
+     "often, and count in their columns and heads alone."},
     {"worst_slice", "T4", "units of its limit",
      "The rms_error of the row, column, head or page of the tensor that scatters most.",
      "It finds errors of one head, one page or the last token that the whole tensor would dilute."},

@@ -51,12 +51,13 @@ class Filler {
     budget_.gain = op.gain(exact);
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
+    has_products_ = op.is_product != nullptr && exact.steps.empty();
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
     if (op.is_sum) {
-      usual_ = usual_sum(static_cast<double>(exact.terms));
-      budget_.slice_misround.resize(count);
+      common_ = common_part(static_cast<double>(exact.terms));
+      budget_.usual_misround = budget_.misrounds;
     }
     if (op.has_shared) budget_.shared.resize(count);
     if (op.has_underflow) budget_.underflow.resize(count);
@@ -79,18 +80,18 @@ class Filler {
   void widen(double factor) {
     for (double& limit : budget_.limit) limit *= factor;
     for (double& variance : budget_.variance) variance *= factor * factor;
-    for (auto* chances : {&budget_.misround, &budget_.slice_misround})
-      for (double& chance : *chances) chance = std::min(1.0, factor * chance);
+    for (double& chance : budget_.misround) chance = std::min(1.0, factor * chance);
+    budget_.usual_misround *= factor;
     budget_.gain *= factor;
   }
 
   // Does as put() for all elements, where nothing is rounded on the way, in loops for vectors.
   void put_all() {
     const std::span<const double> want(exact_.want.begin() + elements_.first, elements_.count);
-    add_rounding(want, dtype_, budget_.misrounds, usual_, budget_);
-    if (!budget_.meets_borders) return;
+    add_rounding(want, dtype_, budget_.misrounds, common_, budget_);
+    if (!budget_.meets_borders && !has_products_) return;
     for (size_t i = 0; i < want.size(); ++i)
-      budget_.misround[i] = std::min(1.0, turned(want[i], budget_.limit[i], budget_.misround[i]));
+      budget_.misround[i] = std::min(1.0, turned(i, budget_.misround[i]));
   }
 
   // The chance of another number by the error before the last rounding, from that of a number that
@@ -98,13 +99,17 @@ class Filler {
   // held to no less: how errors spread is not known.
   // Where the oracle cannot tell on which side of it a result lies both neighbours are that result
   // rounded, and to be neither takes as much as anywhere.
-  double turned(double want, double limit, double chance) const {
-    if (chance > kOneBorder) return chance;
+  double turned(size_t at, double chance) const {
+    const size_t i = elements_.first + at;
+    const bool is_product = has_products_ && op_.is_product(exact_, i);
+    if (chance > kOneBorder || !(budget_.meets_borders || is_product)) return chance;
     // Most lie so far from a border that the error function has nothing left there.
-    const double spacing = ulp(want, dtype_), at = std::fabs(want) / spacing;
-    const double distance = std::fabs(at - std::floor(at) - 0.5);
+    const double want = exact_.want[i], spacing = ulp(want, dtype_);
+    const double steps = std::fabs(want) / spacing;
+    const double distance = std::fabs(steps - std::floor(steps) - 0.5);
     if (chance > 1e-15 && distance > 11 * chance) return chance;
-    if (on_border(distance * spacing, limit - spacing / 2)) return chance;
+    const double inner = is_product ? 0 : budget_.limit[at] - spacing / 2;
+    if (on_border(distance * spacing, inner)) return chance;
     return std::max(chance, turning_chance(want, chance, dtype_));
   }
 
@@ -142,21 +147,18 @@ class Filler {
     // (misrounds_of); one by a near tie is added to that, as it depends on where this very number
     // lies.
     const double deviation = std::sqrt(inner.variance);
-    double inside = std::min(deviation / spacing, budget_.misrounds);
+    double inside = misround_chance(deviation, spacing, budget_.misrounds, common_);
     // After a rounding on the way results lie anywhere, or a product is exact.
-    if (budget_.meets_borders) inside = turned(exact_.want[i], budget_.limit[at], inside);
+    if (budget_.meets_borders || has_products_) inside = turned(at, inside);
     budget_.misround[at] = std::min(1.0, inside + chance);
-    if (budget_.slice_misround.empty()) return;
-    budget_.slice_misround[at] = std::min(
-        1.0,
-        chance + slice_misround(deviation, exact_.want[i], spacing, budget_.misrounds, usual_));
   }
 
   const JudgedOp& op_;
   const Exact& exact_;
   DType dtype_;
   Elements elements_;
-  double usual_ = 0;  // usual_sum(); 0: no sum
+  bool has_products_ = false;  // JudgedOp::is_product says which
+  double common_ = 0;          // common_part(); 0: no sum
   Budget budget_;
 };
 
@@ -242,8 +244,7 @@ void widen(Budget& budget, const Exact& exact, size_t first, std::span<const dou
     // misrounds says nothing here.
     budget.misround[i] = 1;
   }
-  budget.slice_misround.clear();
-  budget.misrounds = 1;
+  budget.misrounds = budget.usual_misround = 1;
   budget.gain = 0;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,17 +39,17 @@ struct Budget {
   // How likely it is, at most, that a correct kernel stores another number than `want` rounded: an
   // error of standard deviation s before the store crosses the border between two numbers with a
   // chance of E|error| / ulp <= s / ulp, under JudgedOp::meets_borders the more often the nearer
-  // `want` lies to it (roundoff.h, turning_chance); and what a rounding on the way may do of
-  // itself.
+  // `want` lies to it (roundoff.h, turning_chance), as under JudgedOp::is_product; and what a
+  // rounding on the way may do of itself.
+  // A sum whose products nearly cancel has a finer spacing and the same error, and whole columns of
+  // them do where all rows are nearly alike, as means over many keys are. So where common_part() of
+  // s / ulp is more than `misrounds`, it is that.
   std::vector<double> misround;
-  // The same where elements are taken by slices, of a sum: one whose products nearly cancel has a
-  // finer spacing and the same error. Among all elements few do, but whole columns where all rows
-  // are nearly alike, as means over many keys are. Of what comes to less than usual_sum() says
-  // `misrounds` is larger in proportion: twice and more of what the worst columns of such products
-  // on an H100 have. Empty: as misround.
-  std::vector<double> slice_misround;
   double gain = 0;       // relative error that all elements may have in common
-  double misrounds = 1;  // the most of `misround`, roundings on the way left out
+  double misrounds = 1;  // the most of `misround` where nothing cancels or is rounded on the way
+  // An element whose `misround` is more is in T3 of columns and heads alone: of a sum, `misrounds`.
+  // So many of those that cancel may be misrounded that few of the others would show beside them.
+  double usual_misround = std::numeric_limits<double>::infinity();
   // JudgedOp::meets_borders, of a result that nothing rounds on the way: of those that lie on a
   // border both neighbours are right.
   bool meets_borders = false;

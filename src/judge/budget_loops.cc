@@ -34,24 +34,20 @@ struct Spacing {
 
 }  // namespace
 
-void add_rounding(std::span<const double> want, DType dtype, double misrounds, double usual,
+void add_rounding(std::span<const double> want, DType dtype, double misrounds, double common,
                   Budget& budget) {
   const Spacing spacing(dtype);
   const double* const w = want.data();
   double *limit = budget.limit.data(), *variance = budget.variance.data();
   double* const misround = budget.misround.data();
-  double* const in_slices = budget.slice_misround.empty() ? nullptr : budget.slice_misround.data();
   const size_t count = want.size();
   on_widest_vectors([&]() __attribute__((always_inline)) {
 #pragma omp simd
     for (size_t i = 0; i < count; ++i) {
       const double l = limit[i], v = variance[i], apart = spacing.around(w[i]);
-      const double inside = std::sqrt(v) / apart;
-      const double chance = inside < misrounds ? inside : misrounds;
       limit[i] = spacing.around(std::fabs(w[i]) + l) / 2 + l;
       variance[i] = apart * apart / 12 + v;
-      misround[i] = chance < 1 ? chance : 1;
-      if (in_slices) in_slices[i] = slice_misround(std::sqrt(v), w[i], apart, misrounds, usual);
+      misround[i] = misround_chance(std::sqrt(v), apart, misrounds, common);
     }
   });
 }

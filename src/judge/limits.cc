@@ -128,8 +128,9 @@ Limits Limits::read(const std::string& path) {
 void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
   budget.gain = std::min(budget.gain, limits.gain);
   budget.misrounds = std::min(budget.misrounds, limits.share);
-  for (auto* chances : {&budget.misround, &budget.slice_misround})
-    for (double& chance : *chances) chance = std::min(chance, limits.share);
+  // Shares are learnt without what cancels (Budget::usual_misround), and say nothing about it.
+  for (double& chance : budget.misround)
+    if (chance <= budget.usual_misround) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
     // The last rounding and underflow are no inner error, and stay as they are.

@@ -158,9 +158,9 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
                WeighedRow& weighed) {
   enum { kElements, kUnits, kDue, kMisrounded, kMay, kPower, kOffset, kCross, kScatter, kSums };
   const double *want = row.want.data(), *got = row.got.data(), *may = row.misround.data();
-  const double* const in_slices = row.of_slices().data();
   const double *rounded = stored.rounded.data(), *spacing = stored.spacing.data();
   const double *inverse = stored.inverse.data(), *budgets = stored.budgets.data();
+  const double most_usual = row.usual_misround;
   double* const w_want = weighed.want.data();
   float *w_got = weighed.got.data(), *w_unit = weighed.unit.data(), *w_due = weighed.due.data();
   float *w_budgets = weighed.budgets.data(), *w_may = weighed.may_misround.data();
@@ -182,13 +182,14 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           w_unit[i] = to_f32(counts > 0 ? unit : -1);
           w_due[i] = to_f32(due);
           w_budgets[i] = to_f32(budgets[i]);
-          w_may[i] = to_f32(counts * in_slices[i]);
+          w_may[i] = to_f32(counts * may[i]);
           w_misrounded[i] = to_f32(misrounded);
           sums[kElements][lane] += counts;
           sums[kUnits][lane] += unit;
           sums[kDue][lane] += due;
-          sums[kMisrounded][lane] += misrounded;
-          sums[kMay][lane] += counts * may[i];
+          const double usual = may[i] <= most_usual ? 1 : 0;
+          sums[kMisrounded][lane] += misrounded * usual;
+          sums[kMay][lane] += counts * usual * may[i];
           sums[kPower][lane] += w * w * over_v;
           sums[kOffset][lane] += delta * std::sqrt(over_v);
           sums[kCross][lane] += term;

@@ -199,15 +199,17 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   weighed.got[i] = to_f32(e.got);
   weighed.unit[i] = to_f32(unit);
   weighed.budgets[i] = to_f32(e.budgets);
-  weighed.may_misround[i] = to_f32(row.of_slices()[i]);
+  weighed.may_misround[i] = to_f32(row.misround[i]);
   if (options_.rows_alike && !row.carried.empty())
     weighed.common[i] = to_f32(row.carried[i] / variance);
   weighed.misrounded[i] = stored.different ? 1 : 0;
   ++sum.elements;
   sum.squares += unit;
   sum.common += weighed.common[i];
-  sum.misrounded += stored.different ? 1 : 0;
-  sum.may_misround += row.misround[i];
+  if (row.misround[i] <= row.usual_misround) {
+    sum.misrounded += stored.different ? 1 : 0;
+    sum.may_misround += row.misround[i];
+  }
   if (!std::isfinite(unit)) return;
   // Both are numbers of the dtype, so that the difference is exact in fp64 where they are near.
   const double delta = e.got - stored.rounded;

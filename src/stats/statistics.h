@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -83,11 +84,7 @@ struct RowNumbers {
   // The part of V that comes by the inputs of the op, as these were not seen. Empty: none.
   std::span<const double> carried = {};
   bool meets_borders = false;
-  std::span<const double> slice_misround = {};  // Budget::slice_misround
-
-  std::span<const double> of_slices() const {
-    return slice_misround.empty() ? misround : slice_misround;
-  }
+  double usual_misround = std::numeric_limits<double>::infinity();  // Budget::usual_misround
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure

@@ -106,6 +106,14 @@ TEST(Limits, TightenWhatIsBeyondTheRoundingOfTheStore) {
   EXPECT_EQ(statistics[2].limit, 0.3);
 }
 
+// T3 of all elements has those of a usual size alone, and so have learnt shares of it.
+TEST(Limits, OfSharesLeaveSumsThatCancelAsTheyAre) {
+  Budget budget{
+      .limit = {1, 1}, .variance = {1, 1}, .misround = {0.01, 0.4}, .usual_misround = 0.02};
+  tighten(budget, std::vector<double>{128, 0.5}, DType::bf16, {.share = 0.001});
+  EXPECT_EQ(budget.misround, (std::vector{0.001, 0.4}));
+}
+
 Result judged(const FakeRun& run, JudgeOptions options) {
   FakeOracle oracle;
   Judge judge(run.manifest, oracle, nullptr, nullptr, std::move(options));

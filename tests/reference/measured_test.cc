@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <random>
 #include <set>
@@ -293,7 +294,7 @@ Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const Ten
       const auto row = [&](std::span<const double> x) { return x.subspan(i * size, size); };
       const int64_t position = asked.rows[i].position;
       meter.add(position, {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround,
-                           b.gain, b.carried, b.meets_borders, b.slice_misround});
+                           b.gain, b.carried, b.meets_borders, b.usual_misround});
       DistantRow of_row;
       there.measured->put_row(i, of_row);
       // Rows that are measured here are known again by the same hash.
@@ -345,6 +346,30 @@ TEST_P(MeasuredRows, ComeToTheSameOnBorders) {
     elements += measure.elements;
   });
   EXPECT_GT(on_borders, 500) << "of " << elements;
+}
+
+// Silus of tiny gates are half the products of two stored numbers, of which many lie beside the
+// border of two others.
+TEST_P(MeasuredRows, ComeToTheSameForTinyGates) {
+  int64_t turned = 0;
+  passes([&](const OracleCall& asked, const TensorView& like) {
+    if (asked.place.point->op != OpKind::silu_mul) return;
+    std::vector<double> gates = values_of(asked.inputs.at(0)), ups = values_of(asked.inputs.at(1));
+    std::vector<double> got;
+    for (size_t i = 0; i < gates.size(); ++i) {
+      gates[i] *= 0x1p-24;
+      const auto gate = static_cast<float>(gates[i]), up = static_cast<float>(ups[i]);
+      got.push_back(gate / (1 + std::exp(-gate)) * up);
+    }
+    const Tensor tiny = rounded(gates, asked.inputs.at(0));
+    OracleCall call = asked;
+    call.inputs.at(0) = tiny;
+    const Measure measure = expect_measured_alike(*oracle_, call, rounded(got, like));
+    turned += measure.different;
+    for (const Statistic& statistic : measure.statistics)
+      EXPECT_TRUE(statistic.passes(1)) << name_of(statistic.kind) << ' ' << statistic.slice;
+  });
+  EXPECT_GT(turned, 100);
 }
 
 // Spoils some elements of a row by row number, element and what stood there.

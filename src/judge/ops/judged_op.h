@@ -80,6 +80,10 @@ struct JudgedOp {
   // Its exact results lie on the border of two stored numbers more often than one in so many
   // (turning_chance): products of two stored numbers times a number of the row, means of a few.
   bool meets_borders = false;
+  // Whether that element alone does, as a product of two stored numbers to within what fp32 can
+  // tell. One that fp64 has on the border itself does not: what is exact is rounded to even. Null:
+  // none does.
+  bool (*is_product)(const Exact&, size_t element) = nullptr;
   bool is_calibrated = true;  // lockstep calibrate learns limits for it
   // Two statements about right kernels that the budgets above are held against, and so no parts of
   // them: the error before the rounding (selftest/detection.h), and one standard deviation of what
