@@ -82,9 +82,10 @@ void pass_empty(std::span<const double>& want, std::span<const double>& got, Bud
 
 namespace {
 
-// Whether there is a logarithm for each partial result.
+// Whether both were shown, and there is a logarithm for each partial result.
 bool fit_each_other(const std::vector<Place>& shares, const JudgedPass& pass,
                     const NodeRows& node) {
+  if (shares.size() != 2) return false;
   const Shape &partial = pass.seen.tensor(shares.at(0), node.request)->shape,
               &lse = pass.seen.tensor(shares.at(1), node.request)->shape;
   return partial.rank() == 4 && lse == Shape(partial.extents().first(3));
@@ -100,10 +101,12 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const NodeRows node = options_.rows.all()
                               ? nodes[i]
                               : drawn_of(options_.rows, place, pass.seen.info().pass, nodes[i]);
-    const auto unread = [&](const Place& share) {
-      return !trouble_with(share, pass, node).empty();
+    // Of a result that is missing, or not as the model has it, no number was judged.
+    const auto unread = [&](const Place& shown) {
+      return !trouble_with(shown, pass, node).empty();
     };
-    if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) continue;
+    if (unread(place) || std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node))
+      continue;
     NodeOutcomes merged;
     Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
     add_rows(pass, node, group, merged);
