@@ -4,6 +4,7 @@
 #include "src/judge/shares.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -49,6 +50,25 @@ int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries) 
   for (int axis = 0; axis < after; ++axis)
     if (shape[2 + axis] != queries[1 + axis]) return 0;
   return shape[1];
+}
+
+Place partial_of(const Place& place) { return {&point("attn.partial"), place.layer}; }
+
+int64_t shares_wanted(const Place& place, const RecordedTensor& tensor,
+                      const RecordedTensor* partial, const Shape& queries) {
+  const int64_t merged = partial ? shares_in(*partial_of(place).point, partial->shape, queries) : 0;
+  const int64_t own = shares_in(*place.point, tensor.shape, queries);
+  return std::max<int64_t>(1, merged > 0 ? merged : own);
+}
+
+std::string wanted_text(const Place& place, const Shape& wanted, const Shape& found) {
+  const bool may_be_any =
+      place.point->is_of_shares() &&
+      (found.rank() != wanted.rank() || found[1] < 1 ||
+       !std::ranges::equal(found.extents().subspan(2), wanted.extents().subspan(2)));
+  if (!may_be_any) return wanted.text();
+  return fmt::format("[{}, 1 or more, {}]", wanted[0],
+                     fmt::join(wanted.extents().subspan(2), ", "));
 }
 
 std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares) {

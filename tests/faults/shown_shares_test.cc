@@ -117,6 +117,29 @@ TEST(ShownShares, AreNotMergedWhereTheResultIsOfAnotherShape) {
   }
 }
 
+// Of one share fewer than the partial results have.
+TEST(ShownShares, AreAsManyAsThereArePartialResults) {
+  const Result result = judged_after([](RecordedTensor& tensor) {
+    if (!is_at(tensor, kLse)) return;
+    tensor.shape = {tensor.shape[0], 2, tensor.shape[2]};
+    tensor.data = Tensor(tensor.shape, DType::f32);
+  });
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->verdict, Verdict::structural);
+  EXPECT_EQ(result.first->rule, "shape [21, 3, 6] was wanted, found [21, 2, 6]");
+}
+
+TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
+  const Result result = judged_after([](RecordedTensor& tensor) {
+    if (!is_at(tensor, kPartial)) return;
+    tensor.shape = {tensor.shape[0], 3, 5, tensor.shape[3]};
+    tensor.data = Tensor(tensor.shape, DType::f32);
+  });
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->rule, "shape [21, 1 or more, 6, 64] was wanted, found [21, 3, 5, 64]");
+}
+
 TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
   for (const char* hidden : {"attn.lse", "attn.partial"}) {
     SCOPED_TRACE(hidden);
