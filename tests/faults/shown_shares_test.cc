@@ -2,10 +2,13 @@
 // missing, or not as the model has it.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 #include <string>
 
+#include "src/judge/story.h"
 #include "src/schedule/make_schedule.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/judged.h"
@@ -138,6 +141,31 @@ TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
   });
   ASSERT_TRUE(result.first);
   EXPECT_EQ(result.first->rule, "shape [21, 1 or more, 6, 64] was wanted, found [21, 3, 5, 64]");
+}
+
+// A share in which a query sees no key: the second one of a prompt of less than three pages, say.
+TEST(ShownShares, AreOfALogarithmOfNothing) {
+  using Limits = std::numeric_limits<float>;
+  for (const float shown : {0.0F, Limits::lowest(), Limits::quiet_NaN()}) {
+    const Result result = judged_after([&](RecordedTensor& tensor) {
+      if (!is_at(tensor, kLse)) return;
+      Tensor changed(tensor.shape, DType::f32);
+      for (int64_t i = 0; i < tensor.shape.count(); ++i) {
+        const float lse = tensor.data.as<float>()[i];
+        changed.as<float>()[i] = std::isinf(lse) ? shown : lse;
+      }
+      tensor.data = changed;
+    });
+    EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+    ASSERT_TRUE(result.first);
+    EXPECT_EQ(result.first->verdict, Verdict::nonfinite);
+    EXPECT_TRUE(result.first->rule.starts_with("introduced: the exact result is -Inf ("))
+        << result.first->rule;
+    const std::string begins = where_it_begins(*result.first);
+    EXPECT_EQ(begins, std::isnan(shown)
+                          ? "layer 1 attn.lse is the first to make NaN or Inf"
+                          : "layer 1 attn.lse is the first to have a number where -Inf was wanted");
+  }
 }
 
 TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
