@@ -33,7 +33,7 @@ void show(Finding& finding, const Element& element, const Shape& row_shape) {
   finding.of_row = element.of_row;
 }
 
-// Of the element that is shown. A logarithm of nothing is -Inf, which is no NaN either.
+// It is of the element that is shown. A logarithm of nothing is -Inf, which is no NaN either.
 std::string nonfinite_rule(const Measure& measure) {
   static constexpr const char* kRules[] = {
       "", "overflow: the exact result is too large for the dtype as well",

@@ -121,7 +121,7 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const NodeRows node = options_.rows.all()
                               ? nodes[i]
                               : drawn_of(options_.rows, place, pass.seen.info().pass, nodes[i]);
-    // Of a result that is missing, or not as the model has it, no number was judged.
+    // No number was judged of a result that is missing, or not as the model has it.
     const auto unread = [&](const Place& shown) {
       return !trouble_with(shown, pass, node).empty();
     };
