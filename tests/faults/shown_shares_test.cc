@@ -181,5 +181,27 @@ TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
   }
 }
 
+// An attention that reads its shares alone, as a trace's graph may have it.
+TEST(ShownShares, AreReadBesideWhatTheModelsAttentionReads) {
+  const Graph shown = qwen_graph_of(bard().config(), false, /*in_shares=*/true);
+  Graph changed;
+  for (size_t node = 0; node < shown.places().size(); ++node) {
+    const std::span<const int> all = shown.inputs(static_cast<int64_t>(node));
+    std::vector<int> inputs(all.begin(), all.end());
+    if (shown.places()[node] == kOut) inputs.erase(inputs.begin(), inputs.begin() + 2);
+    changed.add(shown.places()[node], std::move(inputs));
+  }
+  const auto oracle = open_reference().oracle(bard(), {.dtype = DType::bf16});
+  try {
+    Judge judge({.graph = changed, .dtype = DType::bf16}, *oracle, nullptr, nullptr, {});
+    FAIL() << "it was judged";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "the graph of the trace is not that of the checkpoint's model: its layer 1 attn.out "
+              "reads attn.partial, attn.lse, where that of the model reads attn.q_rope, attn.kv, "
+              "attn.partial, attn.lse: have it written anew");
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
