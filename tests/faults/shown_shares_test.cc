@@ -5,9 +5,12 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
+#include <numbers>
 #include <set>
 #include <string>
 
+#include "src/causes/causes.h"
 #include "src/judge/story.h"
 #include "src/schedule/make_schedule.h"
 #include "src/weights/qwen_graph.h"
@@ -21,28 +24,34 @@ const Checkpoint& bard() {
   return open;
 }
 
-// The passes of a right run in three shares.
-const std::vector<Pass>& right_passes() {
-  static const std::vector<Pass> kept = [] {
-    std::vector<Pass> passes;
-    std::vector<Request> requests = {
-        {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 2},
-        {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 2}};
-    EngineOptions engine{.dtype = DType::bf16, .page_size = 8, .page_order_seed = 3};
-    engine.pages = pages_for(requests, engine.page_size);
-    judge_run(
-        {.checkpoint = bard(),
-         .reference = open_reference(),
-         .engine = engine,
-         .step = InterpreterOptions{make_schedule(scheduled_model(bard().config()),
-                                                  {.queues = 2, .kv_shares = 3})},
-         .requests = requests,
-         .seen = [&](const Pass& pass, const std::vector<NodeId>&) { passes.push_back(pass); },
-         .audit = false,
-         .causes = false});
-    return passes;
-  }();
-  return kept;
+JudgedRun run_in(int64_t shares) {
+  std::vector<Request> requests = {
+      {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 2},
+      {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 2}};
+  EngineOptions engine{.dtype = DType::bf16, .page_size = 8, .page_order_seed = 3};
+  engine.pages = pages_for(requests, engine.page_size);
+  return {.checkpoint = bard(),
+          .reference = open_reference(),
+          .engine = engine,
+          .step = InterpreterOptions{make_schedule(scheduled_model(bard().config()),
+                                                   {.queues = 2, .kv_shares = shares})},
+          .requests = requests,
+          .audit = false};
+}
+
+// The passes of a right run in so many shares.
+const std::vector<Pass>& right_passes(int64_t shares) {
+  static std::map<int64_t, std::vector<Pass>> kept;
+  const auto [passes, fresh] = kept.try_emplace(shares);
+  if (fresh) {
+    JudgedRun run = run_in(shares);
+    run.seen = [&](const Pass& pass, const std::vector<NodeId>&) {
+      passes->second.push_back(pass);
+    };
+    run.causes = false;
+    judge_run(run);
+  }
+  return passes->second;
 }
 
 const Place kPartial{&point("attn.partial"), 1}, kLse{&point("attn.lse"), 1},
@@ -52,25 +61,43 @@ bool is_at(const RecordedTensor& tensor, const Place& place) {
   return *tensor.point == *place.point && tensor.layer == place.layer;
 }
 
-// Everything that the attention of layer 1 shows, after `change` of each tensor.
-Result judged_after(const std::function<void(RecordedTensor&)>& change,
-                    const std::set<std::string_view>& never_shown = {}) {
-  const auto oracle = open_reference().oracle(bard(), {.dtype = DType::bf16});
-  const auto is_shown = [&](std::string_view name) { return !never_shown.contains(name); };
-  Judge judge({.provenance = {{"page_size", "8"}},
-               .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
-               .dtype = DType::bf16,
-               .level = TraceLevel::full},
-              *oracle, nullptr, nullptr,
+// How a trace of the attention of layer 1 is otherwise than it was recorded.
+struct Changes {
+  std::function<void(RecordedTensor&)> change = [](RecordedTensor&) {};
+  std::set<std::string_view> never_shown = {};
+  int64_t shares = 3;
+  const char* page_size = "8";
+};
+
+Result judged_after(const Changes& changes) {
+  const ReferenceOptions options{.dtype = DType::bf16};
+  const auto oracle = open_reference().oracle(bard(), options);
+  const auto hypotheses = open_reference().hypotheses(bard(), options);
+  const auto is_shown = [&](std::string_view name) { return !changes.never_shown.contains(name); };
+  const Manifest manifest{.provenance = {{"page_size", changes.page_size}},
+                          .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
+                          .dtype = DType::bf16,
+                          .level = TraceLevel::full};
+  Judge judge(manifest, *oracle, nullptr, nullptr,
               {.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
                .recorded = [&](const Place& at) { return is_shown(at.point->name); }});
-  for (Pass pass : right_passes()) {
+  Causes causes(manifest, judge, *oracle, *hypotheses);
+  for (Pass pass : right_passes(changes.shares)) {
     std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !is_shown(t.point->name); });
-    for (RecordedTensor& tensor : pass.tensors) change(tensor);
+    for (RecordedTensor& tensor : pass.tensors) changes.change(tensor);
     std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point == nullptr; });
-    judge.judge(pass);
+    causes.add(pass, judge.judge(pass));
   }
-  return judge.finish({}, true);
+  Result result = judge.finish({}, true);
+  causes.put_into(result);
+  return result;
+}
+
+// What is said first of the place, where anything is.
+std::string looks_of(const Result& result, const Place& at) {
+  const auto found = std::ranges::find(result.places, at, &PlaceSummary::place);
+  if (found == result.places.end() || found->looks_like.empty()) return "";
+  return found->looks_like.front().says;
 }
 
 std::set<std::string_view> wrong_points(const Result& result) {
@@ -92,27 +119,34 @@ void halve(RecordedTensor& tensor, const Place& place) {
   tensor.data = halves;
 }
 
+// Gives each element of fp32 another number, in memory of its own.
+void change_each(RecordedTensor& tensor, const std::function<float(int64_t at)>& make) {
+  Tensor changed(tensor.shape, DType::f32);
+  for (int64_t i = 0; i < tensor.shape.count(); ++i) changed.as<float>()[i] = make(i);
+  tensor.data = changed;
+}
+
 TEST(ShownShares, AreRightAsTheyAre) {
-  const Result result = judged_after([](RecordedTensor&) {});
+  const Result result = judged_after({});
   EXPECT_TRUE(result.findings.empty()) << result.story;
   EXPECT_EQ(result.judged, result.expected);
 }
 
 TEST(ShownShares, AreOfAnAttentionThatMayBeMissing) {
-  const Result result = judged_after([](RecordedTensor& tensor) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
     if (is_at(tensor, kOut)) tensor.point = nullptr;
-  });
+  }});
   EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
   for (const Finding& finding : result.findings)
     EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
 }
 
 TEST(ShownShares, AreNotMergedWhereTheResultIsOfAnotherShape) {
-  const Result result = judged_after([](RecordedTensor& tensor) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
     if (!is_at(tensor, kOut)) return;
     tensor.shape = {tensor.shape[0], tensor.shape[1] / 2, tensor.shape[2]};
     tensor.data = Tensor(tensor.shape, DType::bf16);
-  });
+  }});
   EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
   for (const Finding& finding : result.findings) {
     EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
@@ -122,11 +156,11 @@ TEST(ShownShares, AreNotMergedWhereTheResultIsOfAnotherShape) {
 
 // Of one share fewer than the partial results have.
 TEST(ShownShares, AreAsManyAsThereArePartialResults) {
-  const Result result = judged_after([](RecordedTensor& tensor) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
     if (!is_at(tensor, kLse)) return;
     tensor.shape = {tensor.shape[0], 2, tensor.shape[2]};
     tensor.data = Tensor(tensor.shape, DType::f32);
-  });
+  }});
   EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
   ASSERT_TRUE(result.first);
   EXPECT_EQ(result.first->verdict, Verdict::structural);
@@ -134,11 +168,11 @@ TEST(ShownShares, AreAsManyAsThereArePartialResults) {
 }
 
 TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
-  const Result result = judged_after([](RecordedTensor& tensor) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
     if (!is_at(tensor, kPartial)) return;
     tensor.shape = {tensor.shape[0], 3, 5, tensor.shape[3]};
     tensor.data = Tensor(tensor.shape, DType::f32);
-  });
+  }});
   ASSERT_TRUE(result.first);
   EXPECT_EQ(result.first->rule, "shape [21, 1 or more, 6, 64] was wanted, found [21, 3, 5, 64]");
 }
@@ -147,15 +181,13 @@ TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
 TEST(ShownShares, AreOfALogarithmOfNothing) {
   using Limits = std::numeric_limits<float>;
   for (const float shown : {0.0F, Limits::lowest(), Limits::quiet_NaN()}) {
-    const Result result = judged_after([&](RecordedTensor& tensor) {
+    const Result result = judged_after({[&](RecordedTensor& tensor) {
       if (!is_at(tensor, kLse)) return;
-      Tensor changed(tensor.shape, DType::f32);
-      for (int64_t i = 0; i < tensor.shape.count(); ++i) {
+      change_each(tensor, [&](int64_t i) {
         const float lse = tensor.data.as<float>()[i];
-        changed.as<float>()[i] = std::isinf(lse) ? shown : lse;
-      }
-      tensor.data = changed;
-    });
+        return std::isinf(lse) ? shown : lse;
+      });
+    }});
     EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
     ASSERT_TRUE(result.first);
     EXPECT_EQ(result.first->verdict, Verdict::nonfinite);
@@ -171,13 +203,62 @@ TEST(ShownShares, AreOfALogarithmOfNothing) {
 TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
   for (const char* hidden : {"attn.lse", "attn.partial"}) {
     SCOPED_TRACE(hidden);
-    const Result right = judged_after([](RecordedTensor&) {}, {hidden});
+    const Result right = judged_after({.never_shown = {hidden}});
     EXPECT_TRUE(right.findings.empty()) << right.story;
-    const Result wrong =
-        judged_after([](RecordedTensor& tensor) { halve(tensor, kOut); }, {hidden});
+    const Result wrong = judged_after(
+        {.change = [](RecordedTensor& tensor) { halve(tensor, kOut); }, .never_shown = {hidden}});
     EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
     for (const Finding& finding : wrong.findings)
       EXPECT_EQ(finding.rule.find("merged"), std::string::npos) << finding.rule;
+  }
+}
+
+TEST(ShownShares, LookLikeLogarithmsToAnotherBase) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (is_at(tensor, kLse))
+      change_each(tensor, [&](int64_t i) {
+        return tensor.data.as<float>()[i] * std::numbers::log2e_v<float>;
+      });
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+  EXPECT_EQ(looks_of(result, kLse), "to the base 2");
+}
+
+TEST(ShownShares, LookLikeThoseOfAnotherShare) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (!is_at(tensor, kPartial)) return;
+    const int64_t shares = tensor.shape[1], size = tensor.shape[2] * tensor.shape[3];
+    change_each(tensor, [&](int64_t i) {
+      const int64_t row = i / size / shares, share = (i / size + 1) % shares;
+      return tensor.data.as<float>()[(row * shares + share) * size + i % size];
+    });
+  }});
+  EXPECT_EQ(looks_of(result, kPartial), "the result of the share +1");
+}
+
+// Half of its pages, rounded down, are another number of positions where pages are half as large.
+TEST(ShownShares, LookLikeThoseOfOtherBorders) {
+  const Result result = judged_after({.shares = 2, .page_size = "4"});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse", "attn.partial"})) << result.story;
+  for (const Place& at : {kPartial, kLse})
+    EXPECT_EQ(looks_of(result, at), "the borders between its shares -1 page further on");
+}
+
+TEST(ShownShares, LookLikeTheirFaults) {
+  struct Looks {
+    const char* fault;
+    Place at;
+    const char* says;
+  };
+  const Looks all[] = {
+      {"step-lse-without-most@layer=1", kLse,
+       "the logarithm of its sum without the largest score, which its terms are beside"},
+      {"step-other-kv-head@layer=1", kPartial,
+       "every query head reads the K/V head after its own, in heads 0 to 2 alone"}};
+  for (const Looks& looks : all) {
+    JudgedRun run = run_in(3);
+    run.faults = {parse_fault(looks.fault)};
+    EXPECT_EQ(looks_of(judge_run(run), looks.at), looks.says) << looks.fault;
   }
 }
 
