@@ -81,11 +81,14 @@ Tensor rows_past_zero(const Asked& a, double size) {
   y.narrow(0, tile, a.rows() - tile).fill_(0);
   return y;
 }
+// Whether the axis behind the rows is that of heads; in shares it is that of these.
+bool has_heads(const Asked& a) {
+  return a.place().point->head_axis >= 0 && !a.place().point->is_of_shares();
+}
 // Heads of the result as [a, b] blocks, turned to [b, a].
 Tensor heads_turned(const Asked& a, int64_t outer, int64_t inner) {
   const Tensor y = a.right();
-  if (a.place().point->head_axis < 0 || y.dim() < 3 || outer < 2 || inner < 2 ||
-      y.size(1) != outer * inner)
+  if (!has_heads(a) || y.dim() < 3 || outer < 2 || inner < 2 || y.size(1) != outer * inner)
     return {};
   return y.unflatten(1, {outer, inner}).transpose(1, 2).flatten(1, 2);
 }
@@ -100,11 +103,11 @@ Tensor by_kv(const Asked& a, double) {
 // [dims, heads] stored where [heads, dims] is read, and the other way.
 Tensor dims_before_heads(const Asked& a, double) {
   const Tensor y = a.right();
-  if (a.place().point->head_axis < 0 || y.dim() < 3 || y.size(1) < 2) return {};
+  if (!has_heads(a) || y.dim() < 3 || y.size(1) < 2) return {};
   return y.transpose(1, 2).reshape(y.sizes());
 }
 Tensor of_head(const Asked& a, double by) {
-  if (a.place().point->head_axis < 0 || a.right().dim() < 3 || a.right().size(1) < 2) return {};
+  if (!has_heads(a) || a.right().dim() < 3 || a.right().size(1) < 2) return {};
   if (by == 0 && a.right().size(1) != 2) return {};
   return a.right().roll(by == 0 ? 1 : -static_cast<int64_t>(by), 1);
 }

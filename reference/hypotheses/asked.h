@@ -96,6 +96,7 @@ std::span<const Hypothesis> attention_hypotheses();
 std::span<const Hypothesis> softmax_hypotheses();  // of attention
 std::span<const Hypothesis> key_hypotheses();      // of attention
 std::span<const Hypothesis> quantised_attention_hypotheses();
+std::span<const Hypothesis> share_hypotheses();  // of both points of shares
 std::span<const Hypothesis> linear_hypotheses();
 std::span<const Hypothesis> fused_qkv_hypotheses();  // of linear
 std::span<const Hypothesis> quantised_linear_hypotheses();

@@ -35,6 +35,8 @@ constexpr KindTables kTables[] = {
     {OpKind::norm, {norm_hypotheses}},
     {OpKind::linear, {linear_hypotheses, fused_qkv_hypotheses, quantised_linear_hypotheses}, true},
     {OpKind::rope, {rope_hypotheses, rope_position_hypotheses}},
+    {OpKind::partial_attention, {share_hypotheses}},
+    {OpKind::log_sum_exp, {share_hypotheses}},
     {OpKind::attention,
      {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses, key_hypotheses}},
     {OpKind::silu_mul, {silu_mul_hypotheses}},
@@ -131,7 +133,8 @@ class OfOp final : public OpHypotheses {
       if (of_kind.kind == op.call.place.point->op)
         for (const Table table : of_kind.tables) add(table, of_kind.rows_apart);
     add(any_hypotheses, false);
-    add(told_hypotheses, false);
+    // They are about columns, of which those of a share are not told apart.
+    if (!op.call.place.point->is_of_shares()) add(told_hypotheses, false);
   }
 
   // Numbers are those of rows_, so that a guess is told of again by its number and value.

@@ -104,7 +104,6 @@ bool Causes::may_search(const Place& place) const {
 }
 
 void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& requests) {
-  if (place.point->is_of_shares()) return;  // no way is known in which a share goes wrong
   OfPlace& of = places_[{place.point->order(), place.layer}];
   if (place.point->is_cache() || row_of(place.point->op).makes_indices) {
     if (of.passes++ < kMostPasses)
@@ -112,6 +111,7 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
     return;
   }
   if (const std::vector<Place> hidden = judge_.region_of(place); !hidden.empty()) {
+    if (place.point->is_of_shares()) return;  // behind what is hidden, shares are not asked about
     add_in_region(pass, place, hidden, requests);
     return;
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "src/judge/contracts.h"
+#include "src/judge/shares.h"
 #include "traces/run_facts.h"
 
 namespace lockstep {
@@ -97,8 +98,9 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
       std::copy_n(input.as<char>() + rows[i] * bytes, bytes, copy.as<char>() + i * bytes);
     input = copy;
   }
-  if (op.call.place.point->op == OpKind::attention)
-    call.keys_values = op.caches.at(own.front().request);
+  if (row_of(op.call.place.point->op).attends) call.keys_values = op.caches.at(own.front().request);
+  if (op.call.place.point->is_of_shares())
+    call.shares = share_begins(lengths.front(), op.page_size, op.got.shape[1]);
   const Exact exact = oracle.evaluate(call);
   if (exact.want.size() != rows.size() * row_size_) return false;
   const Budget budget = budget_of(op.call.place.point->op, exact, op.got.dtype);
@@ -112,7 +114,7 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
 
 bool Causes::Evidence::judge(Oracle& oracle) {
   std::map<int32_t, std::vector<size_t>> parts;  // attention is asked for a request at a time
-  const bool apart = op.call.place.point->op == OpKind::attention;
+  const bool apart = row_of(op.call.place.point->op).attends;
   for (size_t r = 0; r < rows_.size(); ++r) parts[apart ? rows_[r].request : 0].push_back(r);
   std::vector<double> want(rows_.size() * row_size_);
   limit_.resize(want.size());
@@ -194,7 +196,10 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   op.call.tokens = evidence->tokens_;
   op.call.lengths = evidence->lengths_;
   if (!evidence->pick_inputs(pass, manifest.graph)) return nullptr;
-  if (place.point->op == OpKind::attention &&
+  if (place.point->is_of_shares() &&
+      (op.page_size <= 0 || shares_in(*place.point, got->shape, op.call.inputs.at(0).shape) == 0))
+    return nullptr;
+  if (row_of(place.point->op).attends &&
       !evidence->pick_caches(pass, manifest.graph.inputs_of(place).at(1), judge))
     return nullptr;
   op.other = [&pass, owner = evidence.get()](const Place& other) {
@@ -230,6 +235,34 @@ bool Causes::Evidence::may_explain(const Numbers& hypothesis) const {
   }
   const Fit fit = fit_of({op.got.dtype, got, want, limit}, guessed);
   return 2 * fit.elements >= fit.of_elements;
+}
+
+// Shares that have a wrong number, heads that have one, and these heads of these shares: each is an
+// instruction of its own.
+std::vector<Causes::WrongPart> Causes::Evidence::parts_of_shares() const {
+  const auto shares = static_cast<size_t>(op.got.shape[1]);
+  const auto heads = static_cast<size_t>(op.got.shape[2]);
+  const size_t size = row_size_ / shares / heads;
+  std::vector<bool> of_share(shares), of_head(heads);
+  for (size_t c = 0; c < row_size_; ++c)
+    if (wrong_columns_[c]) of_share[c / size / heads] = of_head[c / size % heads] = true;
+  std::vector<WrongPart> parts;
+  const auto add = [&](bool some_shares, bool some_heads, const std::string& says) {
+    std::vector<bool> columns(row_size_);
+    for (size_t c = 0; c < row_size_; ++c)
+      columns[c] = (!some_shares || of_share[c / size / heads]) &&
+                   (!some_heads || of_head[c / size % heads]);
+    parts.push_back({.columns = std::move(columns), .says = ", in " + says + " alone"});
+  };
+  const auto said = [](const std::vector<bool>& some, const char* name) {
+    return std::ranges::count(some, false) > 0 ? runs_of(some, name) : std::string();
+  };
+  const std::string shares_said = said(of_share, "share"), heads_said = said(of_head, "head");
+  if (!shares_said.empty()) add(true, false, shares_said);
+  if (!heads_said.empty()) add(false, true, heads_said);
+  if (!shares_said.empty() && !heads_said.empty())
+    add(true, true, shares_said + " of " + heads_said);
+  return parts;
 }
 
 // Heads that have a wrong column; the wrong columns themselves, of a head where there are heads;
@@ -278,7 +311,9 @@ std::vector<Causes::WrongPart> Causes::Evidence::wrong_parts() const {
   if (unexplained().of_elements < kLeastOver) return {};
   const std::string rows_said = ", in some of its rows alone";
   const bool some_rows = std::ranges::count(wrong_rows_, false) > 0;
-  std::vector<WrongPart> parts, of_columns = parts_of_columns();
+  std::vector<WrongPart> parts;
+  const std::vector<WrongPart> of_columns =
+      op.call.place.point->is_of_shares() ? parts_of_shares() : parts_of_columns();
   if (some_rows) parts.push_back({.of_rows = true, .says = rows_said});
   for (const WrongPart& part : of_columns) parts.push_back(part);
   for (const WrongPart& part : of_columns)

@@ -54,6 +54,7 @@ struct Causes::Evidence {
   bool judge_rows(const std::vector<size_t>& rows, Oracle& oracle, std::vector<double>& want);
   bool judge(Oracle& oracle);
   std::vector<WrongPart> parts_of_columns() const;
+  std::vector<WrongPart> parts_of_shares() const;
   void put_nodes(const std::set<int32_t>& requests);
   void put_few();
 

@@ -23,6 +23,7 @@
 #include "src/diff/input_bits.h"
 #include "src/diff/match_requests.h"
 #include "src/diff/same_inputs.h"
+#include "src/diff/share_cuts.h"
 #include "src/judge/ledger.h"
 #include "src/stats/statistics.h"
 #include "traces/rope_pairs.h"
@@ -44,7 +45,7 @@ class Comparison {
         b_(b, places_),
         input_bits_(a_, b_, places_, inputs_),
         tokens_(a_, b_, selection, result_),
-        digests_(passes_of(a_), passes_of(b_), a_.digests(), b_.digests()),
+        digests_(a_.passes(), b_.passes(), a_.digests(), b_.digests()),
         noise_(places_, inputs_, shown_by_both(), noise_dtype_),
         same_inputs_(places_, a.manifest(), b.manifest()),
         scores_(a.manifest(), b.manifest()) {
@@ -78,7 +79,6 @@ class Comparison {
   // By what the distance of two rows of other bits is known.
   enum class Told : uint8_t { numbers, digests, nothing };
 
-  static DigestComparison::Rows passes_of(const DiffSide& side);
   void compare_manifests();
   void compare_pass(int pass);
   Pairing pairing(const Row& row, int pass) const;
@@ -129,6 +129,7 @@ class Comparison {
   SameInputs same_inputs_;
   ScoreRounding scores_;
   LogitsDistance logits_;
+  ShareCuts cuts_;
   // By place: whether the result is of it; and of what noise there explains, its inputs too.
   std::vector<bool> selected_, needed_;
   std::string hidden_choice_;  // the first place that only a choice of experts before may explain
@@ -136,13 +137,6 @@ class Comparison {
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
 };
-
-DigestComparison::Rows Comparison::passes_of(const DiffSide& side) {
-  DigestComparison::Rows passes;
-  for (const auto& [row, times] : side.rows())
-    for (const Computed& time : times) passes[row].push_back(time.pass);
-  return passes;
-}
 
 void Comparison::compare_manifests() {
   const Manifest &a = a_.trace().manifest(), &b = b_.trace().manifest();
@@ -287,6 +281,10 @@ int64_t Comparison::rows_of(const ShownRow& shown, size_t index) const {
 
 void Comparison::compare_shown(const ShownRow& x, const ShownRow& y, Owners own, size_t index,
                                DiffSums& sums) {
+  if (cuts_.unlike(a_, x, b_, y)) {
+    ++result_.only_a, ++result_.only_b;
+    return;
+  }
   if (!is_cache(index)) return compare_row(x, y, index, sums);
   for (size_t i = 0; i < x.tensor->rows.size() && own.a; ++i) {
     const Row& row = x.tensor->rows[i];
@@ -476,6 +474,7 @@ DiffResult Comparison::run() {
   tokens_.compare_requests();
   count_rows_of_b_alone();
   sum_up_places();
+  if (std::string cut = cuts_.sentence(); !cut.empty()) result_.remarks.push_back(std::move(cut));
   result_.logits = logits_.of_all();
   summarise(result_, broken());
   return std::move(result_);

@@ -202,6 +202,13 @@ void DiffSide::keep(const std::set<int>& passes) {
   std::erase_if(loaded_, [&](const auto& entry) { return !passes.contains(entry.first); });
 }
 
+DigestComparison::Rows DiffSide::passes() const {
+  DigestComparison::Rows passes;
+  for (const auto& [row, times] : rows_)
+    for (const Computed& time : times) passes[row].push_back(time.pass);
+  return passes;
+}
+
 const std::vector<DiffSide::Computed>& DiffSide::computed(const Row& row) const {
   static const std::vector<Computed> none;
   const auto found = rows_.find({row.request, row.position});

@@ -58,6 +58,7 @@ class DiffSide {
 
   using Rows = std::map<std::pair<int32_t, int32_t>, std::vector<Computed>>;
   const Rows& rows() const { return rows_; }  // by request, position; in the order of the passes
+  DigestComparison::Rows passes() const;      // that computed each of them
   const std::vector<Computed>& computed(const Row& row) const;
   bool computes(int32_t request) const;  // any row of it
   // Whether the request is there and begins later: it found that row in its cache.

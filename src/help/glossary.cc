@@ -60,7 +60,7 @@ constexpr auto kWords = std::to_array<Word>({
     {"structural", "", "",
      "A tensor is missing, has another shape, dtype or rows, or is not what its reader read.",
      "Tokens that were fed or chosen against what the request says are of this kind too.", true},
-    {"nonfinite", "", "", "NaN or Inf where the exact result is a finite number.",
+    {"nonfinite", "", "", "NaN or Inf where the exact result is a finite number, or the reverse.",
      "Where an input already was NaN or Inf the node is propagated, and where the exact result "
      "overflows the dtype too it is no finding.",
      true},

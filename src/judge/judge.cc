@@ -3,6 +3,7 @@
 // contracts on, passes wait: whether such a node is a finding is known when the run has ended and
 // the contracts are decided (judge_end.cc).
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -118,6 +119,37 @@ void look_for_unwritten(const TensorView& rows, const NodeRows& node, NodeOutcom
       positions.size(), rows.rows(), positions.front(), rows.row_size());
 }
 
+std::string names_of(const std::vector<Place>& places) {
+  std::vector<std::string_view> names;
+  for (const Place& place : places) names.push_back(place.point->name);
+  return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+// Where two graphs part that are alike in what text_of() says of them.
+std::string where_apart(const Graph& found, const Graph& wanted) {
+  const Graph read = without_merges(found), of_model = without_merges(wanted);
+  for (const Place& place : wanted.places()) {
+    if (!found.has(place)) return fmt::format("it has no {}", text_of(place));
+    if (read.inputs_of(place) != of_model.inputs_of(place))
+      return fmt::format("its {} reads {}, where that of the model reads {}", text_of(place),
+                         names_of(found.inputs_of(place)), names_of(wanted.inputs_of(place)));
+  }
+  for (const Place& place : found.places())
+    if (!wanted.has(place)) return fmt::format("it has {}, which no model has", text_of(place));
+  return "its ops stand in another order";
+}
+
+void check_graph(const Graph& found, const Graph& wanted) {
+  if (without_merges(found) == without_merges(wanted)) return;
+  const std::string of_trace = text_of(found), of_model = text_of(wanted);
+  check(of_trace == of_model,
+        "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
+        "made with",
+        of_trace, of_model);
+  fail("the graph of the trace is not that of the checkpoint's model: {}: have it written anew",
+       where_apart(found, wanted));
+}
+
 }  // namespace
 
 bool is_own_engine(const Manifest& manifest) {
@@ -159,10 +191,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       with_shares_of(manifest.graph, oracle.graph().restricted([&](const Place& place) {
         return !place.point->optional || manifest.graph.has(place);
       }));
-  check(without_merges(wanted) == without_merges(manifest.graph),
-        "the trace is of a model of {}, the checkpoint has {}: give the --model that the trace was "
-        "made with",
-        text_of(manifest.graph), text_of(wanted));
+  check_graph(manifest.graph, wanted);
   for (const PointRounding& rounding : options.rounding)
     check_can_round(rounding, manifest.graph,
                     [this](const Place& place) { return op_judge.possible(place); });

@@ -84,11 +84,12 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
     return !reads(input) || (group.exact_angles && input.point->op == OpKind::angles);
   });
   question.pick(read, tensor);
-  // All rows are of one request. A tensor of another shape is found to be that beside one share.
+  // All rows are of one request.
   if (place.point->is_of_shares() && !call.inputs.empty())
-    call.shares = share_begins(call.lengths.front(), options_.page_size,
-                               std::max<int64_t>(1, shares_in(*place.point, group.tensor->shape,
-                                                              call.inputs.front().shape)));
+    call.shares = share_begins(
+        call.lengths.front(), options_.page_size,
+        shares_wanted(place, *group.tensor, pass.seen.tensor(partial_of(place), rows[0].request),
+                      call.inputs.front().shape));
   if (!measures_there(place, group)) return question;
   RowsToMeasure& measure = call.measure;
   measure = {.got = question.got.view(),
@@ -263,7 +264,8 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
   if (exact.shape != got.view().shape) {
     for (Group::Member& member : group.members)
       *member.outcomes = {structural(
-          fmt::format("shape {} was wanted, found {}", exact.shape.text(), got.view().shape.text()),
+          fmt::format("shape {} was wanted, found {}",
+                      wanted_text(place, exact.shape, got.view().shape), got.view().shape.text()),
           member.node->rows.front().position)};
     misshapen_.insert(key_of(place));
     return false;

@@ -285,7 +285,8 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
            .row_shape = without_rows(group.tensor->shape),
            .page_size = options_.page_size,
            .may_lose_weights = judged_op(place.point->op).may_lose_weights,
-           .may_saturate = options_.may_saturate,
+           // The logarithm of nothing is too small for no dtype.
+           .may_saturate = options_.may_saturate && place.point->op != OpKind::log_sum_exp,
            .rows_alike = group.blurred && hidden_.rows_alike(place),
            .profiled = profiled},
           std::ssize(node.rows),

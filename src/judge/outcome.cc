@@ -33,21 +33,26 @@ void show(Finding& finding, const Element& element, const Shape& row_shape) {
   finding.of_row = element.of_row;
 }
 
-void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& row_shape) {
+// It is of the element that is shown. A logarithm of nothing is -Inf, which is no NaN either.
+std::string nonfinite_rule(const Measure& measure) {
   static constexpr const char* kRules[] = {
       "", "overflow: the exact result is too large for the dtype as well",
       "propagated: an input of the op is not finite",
       "introduced: the exact result is a finite number"};
+  const Element& at = measure.nonfinite_at;
+  if (measure.nonfinite != Measure::NonFinite::introduced || std::isfinite(at.want))
+    return kRules[static_cast<size_t>(measure.nonfinite)];
+  if (std::isinf(at.want))
+    return fmt::format("introduced: the exact result is {}Inf", at.want < 0 ? "-" : "");
+  return "introduced: the exact result is no number, and the op hides that";
+}
+
+void make_nonfinite(NodeOutcome& outcome, const Measure& measure, const Shape& row_shape) {
   outcome.verdict = Verdict::nonfinite;
   show(outcome.finding, measure.nonfinite_at, row_shape);
   outcome.finding.budgets = std::numeric_limits<double>::infinity();
-  const bool hidden = measure.nonfinite == Measure::NonFinite::introduced &&
-                      std::isfinite(measure.nonfinite_at.got);
-  outcome.finding.rule =
-      fmt::format("{} ({} of {} elements)",
-                  hidden ? "introduced: the exact result is no number, and the op hides that"
-                         : kRules[static_cast<size_t>(measure.nonfinite)],
-                  measure.nonfinite_count, measure.elements);
+  outcome.finding.rule = fmt::format("{} ({} of {} elements)", nonfinite_rule(measure),
+                                     measure.nonfinite_count, measure.elements);
   outcome.position = outcome.finding.position;
 }
 

@@ -4,6 +4,7 @@
 #include "src/judge/shares.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -51,6 +52,25 @@ int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries) 
   return shape[1];
 }
 
+Place partial_of(const Place& place) { return {&point("attn.partial"), place.layer}; }
+
+int64_t shares_wanted(const Place& place, const RecordedTensor& tensor,
+                      const RecordedTensor* partial, const Shape& queries) {
+  const int64_t merged = partial ? shares_in(*partial_of(place).point, partial->shape, queries) : 0;
+  const int64_t own = shares_in(*place.point, tensor.shape, queries);
+  return std::max<int64_t>(1, merged > 0 ? merged : own);
+}
+
+std::string wanted_text(const Place& place, const Shape& wanted, const Shape& found) {
+  const bool may_be_any =
+      place.point->is_of_shares() &&
+      (found.rank() != wanted.rank() || found[1] < 1 ||
+       !std::ranges::equal(found.extents().subspan(2), wanted.extents().subspan(2)));
+  if (!may_be_any) return wanted.text();
+  return fmt::format("[{}, 1 or more, {}]", wanted[0],
+                     fmt::join(wanted.extents().subspan(2), ", "));
+}
+
 std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t shares) {
   const int64_t pages = (length + page_size - 1) / page_size;
   std::vector<int64_t> begins;
@@ -82,9 +102,10 @@ void pass_empty(std::span<const double>& want, std::span<const double>& got, Bud
 
 namespace {
 
-// Whether there is a logarithm for each partial result.
+// Whether both were shown, and there is a logarithm for each partial result.
 bool fit_each_other(const std::vector<Place>& shares, const JudgedPass& pass,
                     const NodeRows& node) {
+  if (shares.size() != 2) return false;
   const Shape &partial = pass.seen.tensor(shares.at(0), node.request)->shape,
               &lse = pass.seen.tensor(shares.at(1), node.request)->shape;
   return partial.rank() == 4 && lse == Shape(partial.extents().first(3));
@@ -100,10 +121,12 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const NodeRows node = options_.rows.all()
                               ? nodes[i]
                               : drawn_of(options_.rows, place, pass.seen.info().pass, nodes[i]);
-    const auto unread = [&](const Place& share) {
-      return !trouble_with(share, pass, node).empty();
+    // No number was judged of a result that is missing, or not as the model has it.
+    const auto unread = [&](const Place& shown) {
+      return !trouble_with(shown, pass, node).empty();
     };
-    if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) continue;
+    if (unread(place) || std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node))
+      continue;
     NodeOutcomes merged;
     Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
     add_rows(pass, node, group, merged);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "probes/graph.h"
@@ -19,6 +20,17 @@ Graph without_merges(const Graph& graph);
 // The shares that a tensor of that point and shape has beside queries [rows, heads, head_dim]; 0:
 // it is not as these have it.
 int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries);
+
+// The attn.partial of the same layer.
+Place partial_of(const Place& place);
+// The shares that a tensor of the place is to have: as many as the partial results that were
+// recorded beside it, null: none were; else as many as it has itself, and one where its shape fits
+// no queries.
+int64_t shares_wanted(const Place& place, const RecordedTensor& tensor,
+                      const RecordedTensor* partial, const Shape& queries);
+// A shape that was wanted of a place, for people. Where the one that was found is wrong in more
+// than its shares, there may be any number of these.
+std::string wanted_text(const Place& place, const Shape& wanted, const Shape& found);
 
 // The first position of each share of a request of that length, and the position past the last one
 // (points.h, attn.partial): a share is whole pages, and is empty where there are fewer pages than

@@ -175,6 +175,11 @@ std::string where_it_begins(const Finding& first) {
   // The op made of its inputs what it should, and these were not judged.
   if (passes_on(first))
     return where + " is the first to read NaN or Inf, and nobody judged who made it";
+  if (std::isfinite(first.got) && !std::isfinite(first.want))
+    return fmt::format("{} is the first to have a number where {} was wanted", where,
+                       std::isnan(first.want) ? "NaN"
+                       : first.want < 0       ? "-Inf"
+                                              : "Inf");
   return where + " is the first to make NaN or Inf";
 }
 

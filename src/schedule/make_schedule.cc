@@ -155,6 +155,12 @@ Schedule make_schedule(const ScheduledModel& model, const ScheduleOptions& optio
         "a schedule has at least one queue and one share, found {} queues, {} shares of the pages "
         "and {} of mlp.down",
         options.queues, options.kv_shares, options.down_shares);
+  check(
+      options.queues <= kMostQueues &&
+          std::max(options.kv_shares, options.down_shares) <= kMostShares,
+      "a schedule has at most {} queues and {} shares, found {} queues, {} shares of the pages and "
+      "{} of mlp.down: ask for fewer",
+      kMostQueues, kMostShares, options.queues, options.kv_shares, options.down_shares);
   check(options.down_shares <= model.intermediate,
         "{} shares of mlp.down, which has {} numbers to share", options.down_shares,
         model.intermediate);

@@ -21,7 +21,7 @@ ScheduledModel scheduled_model(const ModelConfig& config);
 // A decode step for so many queues. Each op is cut into as many blocks as there are queues, whole
 // heads or multiples of 16 rows, and dealt out round robin, layer by layer; an instruction waits
 // for exactly those whose results it reads or whose memory it takes. Throws Error on options that
-// are not positive.
+// are not positive, or more than a list may have.
 Schedule make_schedule(const ScheduledModel& model, const ScheduleOptions& options);
 
 }  // namespace lockstep

@@ -89,6 +89,9 @@ struct Instruction {
   std::vector<CounterUse> waits, raises;
 };
 
+// A list has no more of them, whether it is made or read.
+inline constexpr int kMostQueues = 1 << 16, kMostShares = 1 << 16;
+
 // An instruction begins when those before it in its queue have ended and all its waits are over;
 // then it reads, writes, and at its end raises its counters, which begin at 0 and never fall.
 struct Schedule {

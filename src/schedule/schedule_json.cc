@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 // No list for a real model comes near these.
 constexpr size_t kMostText = size_t{256} << 20;
-constexpr int kMostQueues = 1 << 16, kMostCounters = 1 << 20;
+constexpr int kMostCounters = 1 << 20;
 constexpr int64_t kMostHeads = 1 << 12, kMostHeadDim = 1 << 16;
 constexpr int64_t kMostWidth = int64_t{1} << 32;  // numbers of a row, of any model
 constexpr int64_t kMostLayers = 1 << 12;
@@ -93,8 +93,8 @@ class ScheduleReader {
   Schedule read() {
     read_model();
     made_.queues = root_["queues"].whole<int>(1, kMostQueues);
-    made_.kv_shares = optional_whole("kv_shares", 1, 1, 1 << 16);
-    made_.down_shares = optional_whole("down_shares", 1, 1, 1 << 16);
+    made_.kv_shares = optional_whole("kv_shares", 1, 1, kMostShares);
+    made_.down_shares = optional_whole("down_shares", 1, 1, kMostShares);
     read_counters();
     read_tensors();
     if (const JsonValue columns = root_["columns"]) read_columns(columns);

@@ -187,6 +187,9 @@ Determinism run_determinism(const DeterminismRun& run) {
   check(run.repeats >= 2,
         "what is served {} can be compared with nothing: repeat it at least twice",
         run.repeats == 1 ? "once" : fmt::format("{} times", run.repeats));
+  check(!run.engine.make_executor,
+        "--determinism gives each op what it was given when its request was served alone, found an "
+        "--executor that shows what it computed when all of it is: leave one out");
   Servings servings(run);
   for (size_t i = 0; i < run.requests.size(); ++i) servings.serve(static_cast<int32_t>(i));
   Determinism result = servings.result();

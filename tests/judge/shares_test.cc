@@ -51,6 +51,29 @@ TEST(SharesIn, AreThoseOfTensorsThatFitTheQueries) {
   EXPECT_EQ(shares_in(lse, {5, int64_t{1} << 40, 0}, queries), 0);
 }
 
+TEST(SharesWanted, AreThoseOfThePartialResults) {
+  const Shape queries = {5, 6, 64};
+  const Place partial{&point("attn.partial"), 1}, lse{&point("attn.lse"), 1};
+  const RecordedTensor three{.point = partial.point, .layer = 1, .shape = {5, 3, 6, 64}};
+  const RecordedTensor narrow{.point = partial.point, .layer = 1, .shape = {5, 3, 6, 63}};
+  const RecordedTensor two{.point = lse.point, .layer = 1, .shape = {5, 2, 6}};
+  EXPECT_EQ(partial_of(lse), partial);
+  EXPECT_EQ(shares_wanted(partial, three, &three, queries), 3);
+  EXPECT_EQ(shares_wanted(lse, two, &three, queries), 3);
+  EXPECT_EQ(shares_wanted(lse, two, &narrow, queries), 2);
+  EXPECT_EQ(shares_wanted(lse, two, nullptr, queries), 2);
+  EXPECT_EQ(shares_wanted(partial, narrow, &narrow, queries), 1);
+}
+
+TEST(WantedText, NamesSharesWhereTheyAloneAreWrong) {
+  const Place partial{&point("attn.partial"), 1}, lse{&point("attn.lse"), 1};
+  EXPECT_EQ(wanted_text(lse, {5, 3, 6}, {5, 2, 6}), "[5, 3, 6]");
+  EXPECT_EQ(wanted_text(lse, {5, 1, 6}, {5, 2, 7}), "[5, 1 or more, 6]");
+  EXPECT_EQ(wanted_text(lse, {5, 1, 6}, {5, 6}), "[5, 1 or more, 6]");
+  EXPECT_EQ(wanted_text(partial, {5, 1, 6, 64}, {5, 0, 6, 64}), "[5, 1 or more, 6, 64]");
+  EXPECT_EQ(wanted_text({&point("attn.q"), 1}, {5, 6, 64}, {5, 7, 64}), "[5, 6, 64]");
+}
+
 TEST(ShareBegins, AreOfWholePages) {
   EXPECT_EQ(share_begins(64, 16, 2), (Begins{0, 32, 64}));
   EXPECT_EQ(share_begins(65, 16, 2), (Begins{0, 32, 65}));  // 5 pages: 2 and 3

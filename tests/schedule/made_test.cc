@@ -91,5 +91,22 @@ TEST(MadeSchedule, WithoutWaitsIsRefutedInBoundedTimeAndSpace) {
              checked.findings.size() + static_cast<size_t>(checked.not_kept), seconds);
 }
 
+// What is made can be read: nobody waits for the memory of a list that is refused then.
+TEST(MadeSchedule, HasNoMoreQueuesAndSharesThanAreRead) {
+  const ScheduledModel model = two_layers();
+  EXPECT_EQ(make_schedule(model, {.queues = kMostQueues}).queues, kMostQueues);
+  for (const ScheduleOptions& options : {ScheduleOptions{.queues = kMostQueues + 1},
+                                         {.kv_shares = int64_t{kMostShares} + 1},
+                                         {.kv_shares = 99'999'999'999}})
+    try {
+      make_schedule(model, options);
+      ADD_FAILURE() << options.queues << " queues, " << options.kv_shares << " shares";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("at most 65536 queues and 65536 shares"),
+                std::string::npos)
+          << error.what();
+    }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -273,6 +273,23 @@ TEST(Determinism, AUsersLibraryThatDependsOnTheBatchIsNamed) {
   for (const std::string& point : wrong) EXPECT_TRUE(point.ends_with("norm")) << point;
 }
 
+// Such an engine cannot be given what an op had in another serving: an op would be blamed for what
+// it was given in this one.
+TEST(Determinism, IsOfNoEngineThatShowsWhatItComputedWhenAllOfItIs) {
+  DeterminismRun run = run_of("tiny/qwen3-default");
+  run.engine.make_executor = [](const PassParts&) -> std::unique_ptr<LayerExecutor> {
+    fail("it was asked for");
+  };
+  try {
+    run_determinism(run);
+    FAIL() << "it was served";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--determinism gives each op what it was given"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 // Two servings show from which context on bits differ, and nothing of how a kernel is made.
 TEST(OpBits, SayOfKeysWhatWasSeenAlone) {
   OpBits op{.place = {&point("attn.out"), 1},

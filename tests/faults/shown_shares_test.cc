@@ -1,0 +1,288 @@
+// Traces of an attention that was merged of shares, in which something that it shows of them is
+// missing, or not as the model has it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numbers>
+#include <set>
+#include <string>
+
+#include "src/causes/causes.h"
+#include "src/judge/story.h"
+#include "src/schedule/make_schedule.h"
+#include "src/weights/qwen_graph.h"
+#include "tests/judged.h"
+
+namespace lockstep {
+namespace {
+
+const Checkpoint& bard() {
+  static const Checkpoint open = Checkpoint::open(data_path("bard-qwen3"));
+  return open;
+}
+
+JudgedRun run_in(int64_t shares) {
+  std::vector<Request> requests = {
+      {.prompt = some_tokens(21, bard().config().vocab, 1), .max_new = 2},
+      {.prompt = some_tokens(38, bard().config().vocab, 2), .max_new = 2}};
+  EngineOptions engine{.dtype = DType::bf16, .page_size = 8, .page_order_seed = 3};
+  engine.pages = pages_for(requests, engine.page_size);
+  return {.checkpoint = bard(),
+          .reference = open_reference(),
+          .engine = engine,
+          .step = InterpreterOptions{make_schedule(scheduled_model(bard().config()),
+                                                   {.queues = 2, .kv_shares = shares})},
+          .requests = requests,
+          .audit = false};
+}
+
+// The passes of a right run in so many shares.
+const std::vector<Pass>& right_passes(int64_t shares) {
+  static std::map<int64_t, std::vector<Pass>> kept;
+  const auto [passes, fresh] = kept.try_emplace(shares);
+  if (fresh) {
+    JudgedRun run = run_in(shares);
+    run.seen = [&](const Pass& pass, const std::vector<NodeId>&) {
+      passes->second.push_back(pass);
+    };
+    run.causes = false;
+    judge_run(run);
+  }
+  return passes->second;
+}
+
+const Place kPartial{&point("attn.partial"), 1}, kLse{&point("attn.lse"), 1},
+    kOut{&point("attn.out"), 1};
+
+bool is_at(const RecordedTensor& tensor, const Place& place) {
+  return *tensor.point == *place.point && tensor.layer == place.layer;
+}
+
+// How a trace of the attention of layer 1 is otherwise than it was recorded.
+struct Changes {
+  std::function<void(RecordedTensor&)> change = [](RecordedTensor&) {};
+  std::set<std::string_view> never_shown = {};
+  int64_t shares = 3;
+  const char* page_size = "8";
+};
+
+Result judged_after(const Changes& changes) {
+  const ReferenceOptions options{.dtype = DType::bf16};
+  const auto oracle = open_reference().oracle(bard(), options);
+  const auto hypotheses = open_reference().hypotheses(bard(), options);
+  const auto is_shown = [&](std::string_view name) { return !changes.never_shown.contains(name); };
+  const Manifest manifest{.provenance = {{"page_size", changes.page_size}},
+                          .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
+                          .dtype = DType::bf16,
+                          .level = TraceLevel::full};
+  Judge judge(manifest, *oracle, nullptr, nullptr,
+              {.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
+               .recorded = [&](const Place& at) { return is_shown(at.point->name); }});
+  Causes causes(manifest, judge, *oracle, *hypotheses);
+  for (Pass pass : right_passes(changes.shares)) {
+    std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !is_shown(t.point->name); });
+    for (RecordedTensor& tensor : pass.tensors) changes.change(tensor);
+    std::erase_if(pass.tensors, [](const RecordedTensor& t) { return t.point == nullptr; });
+    causes.add(pass, judge.judge(pass));
+  }
+  Result result = judge.finish({}, true);
+  causes.put_into(result);
+  return result;
+}
+
+// What is said first of the place, where anything is.
+std::string looks_of(const Result& result, const Place& at) {
+  const auto found = std::ranges::find(result.places, at, &PlaceSummary::place);
+  if (found == result.places.end() || found->looks_like.empty()) return "";
+  return found->looks_like.front().says;
+}
+
+std::set<std::string_view> wrong_points(const Result& result) {
+  std::set<std::string_view> wrong;
+  for (const Finding& finding : result.findings) wrong.insert(finding.node.place.point->name);
+  return wrong;
+}
+
+using Points = std::set<std::string_view>;
+
+// The passes share their memory with who kept them.
+void halve(RecordedTensor& tensor, const Place& place) {
+  if (!is_at(tensor, place)) return;
+  Tensor halves(tensor.shape, DType::bf16);
+  for (int64_t i = 0; i < tensor.shape.count(); ++i) {
+    const uint16_t bits = tensor.data.as<uint16_t>()[i];
+    halves.as<uint16_t>()[i] = (bits & 0x7F80) == 0 ? bits : bits - 0x0080;  // an exponent less
+  }
+  tensor.data = halves;
+}
+
+// Gives each element of fp32 another number, in memory of its own.
+void change_each(RecordedTensor& tensor, const std::function<float(int64_t at)>& make) {
+  Tensor changed(tensor.shape, DType::f32);
+  for (int64_t i = 0; i < tensor.shape.count(); ++i) changed.as<float>()[i] = make(i);
+  tensor.data = changed;
+}
+
+TEST(ShownShares, AreRightAsTheyAre) {
+  const Result result = judged_after({});
+  EXPECT_TRUE(result.findings.empty()) << result.story;
+  EXPECT_EQ(result.judged, result.expected);
+}
+
+TEST(ShownShares, AreOfAnAttentionThatMayBeMissing) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (is_at(tensor, kOut)) tensor.point = nullptr;
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
+  for (const Finding& finding : result.findings)
+    EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
+}
+
+TEST(ShownShares, AreNotMergedWhereTheResultIsOfAnotherShape) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (!is_at(tensor, kOut)) return;
+    tensor.shape = {tensor.shape[0], tensor.shape[1] / 2, tensor.shape[2]};
+    tensor.data = Tensor(tensor.shape, DType::bf16);
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
+  for (const Finding& finding : result.findings) {
+    EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
+    EXPECT_EQ(finding.rule.find("merged"), std::string::npos) << finding.rule;
+  }
+}
+
+// Of one share fewer than the partial results have.
+TEST(ShownShares, AreAsManyAsThereArePartialResults) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (!is_at(tensor, kLse)) return;
+    tensor.shape = {tensor.shape[0], 2, tensor.shape[2]};
+    tensor.data = Tensor(tensor.shape, DType::f32);
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->verdict, Verdict::structural);
+  EXPECT_EQ(result.first->rule, "shape [21, 3, 6] was wanted, found [21, 2, 6]");
+}
+
+TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (!is_at(tensor, kPartial)) return;
+    tensor.shape = {tensor.shape[0], 3, 5, tensor.shape[3]};
+    tensor.data = Tensor(tensor.shape, DType::f32);
+  }});
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->rule, "shape [21, 1 or more, 6, 64] was wanted, found [21, 3, 5, 64]");
+}
+
+// A share in which a query sees no key: the second one of a prompt of less than three pages, say.
+TEST(ShownShares, AreOfALogarithmOfNothing) {
+  using Limits = std::numeric_limits<float>;
+  for (const float shown : {0.0F, Limits::lowest(), Limits::quiet_NaN()}) {
+    const Result result = judged_after({[&](RecordedTensor& tensor) {
+      if (!is_at(tensor, kLse)) return;
+      change_each(tensor, [&](int64_t i) {
+        const float lse = tensor.data.as<float>()[i];
+        return std::isinf(lse) ? shown : lse;
+      });
+    }});
+    EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+    ASSERT_TRUE(result.first);
+    EXPECT_EQ(result.first->verdict, Verdict::nonfinite);
+    EXPECT_TRUE(result.first->rule.starts_with("introduced: the exact result is -Inf ("))
+        << result.first->rule;
+    const std::string begins = where_it_begins(*result.first);
+    EXPECT_EQ(begins, std::isnan(shown)
+                          ? "layer 1 attn.lse is the first to make NaN or Inf"
+                          : "layer 1 attn.lse is the first to have a number where -Inf was wanted");
+  }
+}
+
+TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
+  for (const char* hidden : {"attn.lse", "attn.partial"}) {
+    SCOPED_TRACE(hidden);
+    const Result right = judged_after({.never_shown = {hidden}});
+    EXPECT_TRUE(right.findings.empty()) << right.story;
+    const Result wrong = judged_after(
+        {.change = [](RecordedTensor& tensor) { halve(tensor, kOut); }, .never_shown = {hidden}});
+    EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
+    for (const Finding& finding : wrong.findings)
+      EXPECT_EQ(finding.rule.find("merged"), std::string::npos) << finding.rule;
+  }
+}
+
+TEST(ShownShares, LookLikeLogarithmsToAnotherBase) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (is_at(tensor, kLse))
+      change_each(tensor, [&](int64_t i) {
+        return tensor.data.as<float>()[i] * std::numbers::log2e_v<float>;
+      });
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+  EXPECT_EQ(looks_of(result, kLse), "to the base 2");
+}
+
+TEST(ShownShares, LookLikeThoseOfAnotherShare) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    if (!is_at(tensor, kPartial)) return;
+    const int64_t shares = tensor.shape[1], size = tensor.shape[2] * tensor.shape[3];
+    change_each(tensor, [&](int64_t i) {
+      const int64_t row = i / size / shares, share = (i / size + 1) % shares;
+      return tensor.data.as<float>()[(row * shares + share) * size + i % size];
+    });
+  }});
+  EXPECT_EQ(looks_of(result, kPartial), "the result of the share +1");
+}
+
+// Half of its pages, rounded down, are another number of positions where pages are half as large.
+TEST(ShownShares, LookLikeThoseOfOtherBorders) {
+  const Result result = judged_after({.shares = 2, .page_size = "4"});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse", "attn.partial"})) << result.story;
+  for (const Place& at : {kPartial, kLse})
+    EXPECT_EQ(looks_of(result, at), "the borders between its shares -1 page further on");
+}
+
+TEST(ShownShares, LookLikeTheirFaults) {
+  struct Looks {
+    const char* fault;
+    Place at;
+    const char* says;
+  };
+  const Looks all[] = {
+      {"step-lse-without-most@layer=1", kLse,
+       "the logarithm of its sum without the largest score, which its terms are beside"},
+      {"step-other-kv-head@layer=1", kPartial,
+       "every query head reads the K/V head after its own, in heads 0 to 2 alone"}};
+  for (const Looks& looks : all) {
+    JudgedRun run = run_in(3);
+    run.faults = {parse_fault(looks.fault)};
+    EXPECT_EQ(looks_of(judge_run(run), looks.at), looks.says) << looks.fault;
+  }
+}
+
+// An attention that reads its shares alone, as a trace's graph may have it.
+TEST(ShownShares, AreReadBesideWhatTheModelsAttentionReads) {
+  const Graph shown = qwen_graph_of(bard().config(), false, /*in_shares=*/true);
+  Graph changed;
+  for (size_t node = 0; node < shown.places().size(); ++node) {
+    const std::span<const int> all = shown.inputs(static_cast<int64_t>(node));
+    std::vector<int> inputs(all.begin(), all.end());
+    if (shown.places()[node] == kOut) inputs.erase(inputs.begin(), inputs.begin() + 2);
+    changed.add(shown.places()[node], std::move(inputs));
+  }
+  const auto oracle = open_reference().oracle(bard(), {.dtype = DType::bf16});
+  try {
+    Judge judge({.graph = changed, .dtype = DType::bf16}, *oracle, nullptr, nullptr, {});
+    FAIL() << "it was judged";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "the graph of the trace is not that of the checkpoint's model: its layer 1 attn.out "
+              "reads attn.partial, attn.lse, where that of the model reads attn.q_rope, attn.kv, "
+              "attn.partial, attn.lse: have it written anew");
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
