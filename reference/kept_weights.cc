@@ -1,7 +1,8 @@
-// What is copied beforehand goes by a stream of its own, which no other waits for: a graph may be
-// captured of one that does. It is given to others when it is there.
+// A stream of its own copies beforehand, which no other waits for: a graph may be captured of one
+// that does. A weight is given to others when it is there.
 #include "reference/kept_weights.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -51,7 +52,7 @@ at::Tensor KeptWeights::tensor(const std::string& name) {
   std::unique_lock lock(mutex_);
   expect_after(name);
   changed_.wait(lock, [&] { return !coming_.contains(name); });
-  if (const auto known = kept_.find(name); known != kept_.end()) return known->second;
+  if (const auto known = kept_.find(name); known != kept_.end()) return *known->second;
   coming_.insert(name);
   lock.unlock();
   at::Tensor made;
@@ -66,7 +67,8 @@ at::Tensor KeptWeights::tensor(const std::string& name) {
   changed_.notify_all();
   // A copy for which the device has no room leaves nothing behind.
   if (trouble) std::rethrow_exception(trouble);
-  return kept_.emplace(name, std::move(made)).first->second;
+  kept_.emplace(name, std::make_shared<const at::Tensor>(made));
+  return made;
 }
 
 // Layers that nobody asks for are not copied: a run may judge a few of them.
@@ -114,10 +116,10 @@ void KeptWeights::serve(const std::stop_token& stop) {
       if (stop.stop_requested()) return;
       if (kept_.contains(name) || !coming_.insert(name).second) continue;
       lock.unlock();
-      at::Tensor made = copied_apart(name);
+      const at::Tensor made = copied_apart(name);
       lock.lock();
       coming_.erase(name);
-      if (made.defined()) kept_.emplace(name, std::move(made));
+      if (made.defined()) kept_.emplace(name, std::make_shared<const at::Tensor>(made));
       changed_.notify_all();
     }
   }

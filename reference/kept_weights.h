@@ -3,8 +3,6 @@
 // what is computed with them.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -15,6 +13,10 @@
 #include <vector>
 
 #include "src/weights/checkpoint.h"
+
+namespace at {
+class Tensor;
+}
 
 namespace lockstep {
 
@@ -43,7 +45,7 @@ class KeptWeights {
   const int gpu_;
   std::mutex mutex_;  // guards all below
   std::condition_variable_any changed_;
-  std::map<std::string, at::Tensor> kept_;
+  std::map<std::string, std::shared_ptr<const at::Tensor>> kept_;
   std::set<std::string> coming_;          // that a thread is copying
   int64_t through_ = -1, expected_ = -1;  // layers that were copied beforehand, and are to be
   std::jthread thread_;                   // ends before all above

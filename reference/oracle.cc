@@ -14,11 +14,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "reference/angle_tables.h"
 #include "reference/attention_kernels.h"
 #include "reference/bridge.h"
 #include "reference/exact_attention.h"
@@ -26,7 +26,6 @@
 #include "reference/held_weights.h"
 #include "reference/measured_rows.h"
 #include "reference/recipe.h"
-#include "reference/rotary.h"
 #include "reference/rounding.h"
 #include "reference/serial_sum.h"
 #include "reference/shares.h"
@@ -51,43 +50,6 @@ int64_t device_block_bytes(int gpu) {
   return has_attention_kernels() ? std::clamp(free_memory(gpu) / 32, kLeast, kMost) : kLeast;
 }
 
-// The rotary tables of the rows of a call: [rows, pairs].
-struct AngleTables {
-  at::Tensor cos, sin, error;
-};
-
-// Those of the last calls: every layer turns the same rows, and a table takes the host longer than
-// the op takes a device.
-class KeptTables {
- public:
-  // As `made` of that call, or of an earlier one of the same rows.
-  template <typename Make>
-  AngleTables of(const OracleCall& call, Make made) {
-    const bool iterated = call.contract == RoundingContract::angles_iterated;
-    for (const Entry& entry : entries_)
-      if (entry.iterated == iterated && std::ranges::equal(entry.rows, call.rows) &&
-          std::ranges::equal(entry.lengths, call.lengths))
-        return entry.tables;
-    if (entries_.size() == kMost) entries_.pop_front();
-    entries_.push_back({{call.rows.begin(), call.rows.end()},
-                        {call.lengths.begin(), call.lengths.end()},
-                        iterated,
-                        made()});
-    return entries_.back().tables;
-  }
-
- private:
-  // Blocks of rows differ between queries and keys, which are narrower.
-  static constexpr size_t kMost = 4;
-  struct Entry {
-    std::vector<Row> rows;
-    std::vector<int64_t> lengths;
-    bool iterated;
-    AngleTables tables;
-  };
-  std::deque<Entry> entries_;
-};
-
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -96,7 +58,7 @@ class OpOracle final : public Oracle {
         run_(options.dtype),
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
-        rotary_(recipe_, /*in_fp32=*/false),
+        angles_(recipe_, weights_),
         block_bytes_(on_device() ? device_block_bytes(options.gpu) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
@@ -120,7 +82,6 @@ class OpOracle final : public Oracle {
     return as_dtype(to_torch(view, weights_.device()), DType::f64);
   }
   Exact gather(const OracleCall& call) const;
-  AngleTables tables_of(const OracleCall& call);
   Exact angles(const OracleCall& call);
   Exact norm(const OracleCall& call) const;
   Exact linear(const OracleCall& call) const;
@@ -139,8 +100,7 @@ class OpOracle final : public Oracle {
   DType run_;
   int threads_;
   Recipe recipe_;
-  Rotary rotary_;
-  KeptTables tables_;
+  AngleTables angles_;
   int64_t block_bytes_;
 };
 
@@ -216,33 +176,10 @@ Exact OpOracle::gather(const OracleCall& call) const {
   return exact(weights_.embedding(call.tokens), call.contract);
 }
 
-void check_lengths(const OracleCall& call) {
-  check(call.lengths.size() == call.rows.size(),
-        "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
-        call.rows.size(), call.lengths.size());
-}
-
-AngleTables OpOracle::tables_of(const OracleCall& call) {
-  return tables_.of(call, [&] {
-    Angles angles;
-    for (size_t i = 0; i < call.rows.size(); ++i)
-      rotary_.append(angles, call.rows[i].position, call.lengths[i],
-                     call.contract == RoundingContract::angles_iterated);
-    const auto table = [&](std::vector<double>& values) {
-      return at::from_blob(values.data(), {std::ssize(call.rows), recipe_.head_dim / 2},
-                           at::kDouble)
-          .clone()
-          .to(weights_.device());
-    };
-    return AngleTables{table(angles.cos), table(angles.sin), table(angles.error)};
-  });
-}
-
 // cos and sin of the rows' positions, with the error that fp32 steps may have made of each angle.
 Exact OpOracle::angles(const OracleCall& call) {
   check_fused(call);
-  check_lengths(call);
-  const AngleTables tables = tables_of(call);
+  const AngleTables::OfRows tables = angles_.of(call);
   const bool cosine = *call.place.point == point("rope.cos");
   Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
   result.angle = held_numbers(tables.error);
@@ -307,10 +244,10 @@ Exact OpOracle::rope(const OracleCall& call) {
   check_inputs(call, 1, 3);
   const at::Tensor x = widened(call.inputs[0]);
   const int64_t pairs = recipe_.head_dim / 2;
-  check_lengths(call);
+  const AngleTables::OfRows tables = angles_.of(call);
+  at::Tensor cos = tables.cos, sin = tables.sin;
   check(x.dim() == 3 && x.size(2) == recipe_.head_dim, "{} turns heads of {} values, found {}",
         call.place.point->name, recipe_.head_dim, shape_of(x).text());
-  AngleTables tables = tables_of(call);
   if (call.inputs.size() == 3) {
     for (const size_t i : {size_t{1}, size_t{2}})
       check(
@@ -318,15 +255,15 @@ Exact OpOracle::rope(const OracleCall& call) {
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
           call.place.point->name, pairs, call.inputs[i].shape.text());
     // Tables that were recorded are taken for right: they have been judged as ops of their own.
-    tables.cos = widened(call.inputs[1]);
-    tables.sin = widened(call.inputs[2]);
+    cos = widened(call.inputs[1]);
+    sin = widened(call.inputs[2]);
   }
   // Every element has its own x, the other of its pair with the sign that it has there, and the
   // tables of the pair.
   const auto halves = x.chunk(2, -1);
   const at::Tensor &x1 = x, x2 = at::cat({-halves[1], halves[0]}, -1);
   const auto of_pairs = [&](const at::Tensor& t) { return at::cat({t, t}, -1).unsqueeze(1); };
-  const at::Tensor c = of_pairs(tables.cos), s = of_pairs(tables.sin);
+  const at::Tensor c = of_pairs(cos), s = of_pairs(sin);
   const auto whole = [&](const at::Tensor& t) { return held_numbers(t.expand_as(x)); };
   const Grid grid = Grid::of(run_);
   const bool tables_round = rounds_as_hf(call) || call.contract == RoundingContract::tables_rounded;
