@@ -74,6 +74,7 @@ class OpOracle final : public Oracle {
     return result;
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
+  int64_t least_measured() const override { return 1 << 15; }
   int64_t block_bytes() const override { return block_bytes_; }
 
  private:

@@ -33,9 +33,6 @@ constexpr int64_t kBytesPerElement = 100;
 // added up: nine numbers each are kept until then.
 constexpr int64_t kSharedElements = 1 << 16;
 constexpr size_t kAtATime = 1 << 19;
-// Elements that are measured on a device: of fewer the numbers are brought here sooner than the
-// launches that measure them are begun.
-constexpr int64_t kMeasuredThere = 1 << 15;
 
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {
@@ -110,8 +107,8 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
 // Budgets are changed, and single elements asked about, on this side alone.
 bool OpJudge::measures_there(const Place& place, const Group& group) const {
   const auto elements = std::ssize(group.rows) * group.tensor->data.view().row_size();
-  return oracle_.on_device() && elements >= kMeasuredThere && !group.blurred && !options_.show &&
-         options_.limits.of(place.point->op, dtype_at(place)) == OpLimits{} &&
+  return oracle_.on_device() && elements >= oracle_.least_measured() && !group.blurred &&
+         !options_.show && options_.limits.of(place.point->op, dtype_at(place)) == OpLimits{} &&
          !is_mutant(Mutant::wide_budgets) && !is_mutant(Mutant::exact_one_ulp_off) &&
          std::ranges::none_of(
              group.members, [](const Group::Member& member) { return member.meter->keeps_all(); });

@@ -142,6 +142,9 @@ class Oracle {
   // Whether it computes where the processors do not, so that rows are better measured there
   // (OracleCall::measure) than brought here.
   virtual bool on_device() const { return false; }
+  // Elements from which on they are: the numbers of fewer are brought here sooner than the launches
+  // that measure them are begun.
+  virtual int64_t least_measured() const { return 0; }
   // Bytes that a block of rows may take there, of about a dozen fp64 numbers an element; 0: it does
   // not matter.
   virtual int64_t block_bytes() const { return 0; }

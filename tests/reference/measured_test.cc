@@ -22,11 +22,12 @@ namespace {
 // Answers as another does, which it takes for one on a device, and counts what was measured there.
 class Distant final : public Oracle {
  public:
-  Distant(Oracle& of, bool measures) : of_(of), measures_(measures) {}
+  Distant(Oracle& of, bool measures, int64_t least) : of_(of), measures_(measures), least_(least) {}
   Graph graph() const override { return of_.graph(); }
   bool has_bias(const Place& place) const override { return of_.has_bias(place); }
   int64_t chosen_experts() const override { return of_.chosen_experts(); }
   bool on_device() const override { return measures_; }
+  int64_t least_measured() const override { return least_; }
   Exact evaluate(const OracleCall& call) override {
     Exact exact = of_.evaluate(call);
     ++(exact.measured ? measured : looked_at);
@@ -39,6 +40,7 @@ class Distant final : public Oracle {
  private:
   Oracle& of_;
   bool measures_;
+  int64_t least_;
 };
 
 // Shows what another model does as if it lay on a device, where nobody here may look.
@@ -191,8 +193,9 @@ class MeasuredRows : public testing::TestWithParam<int> {
     }
   }
 
-  Result judged(const Passes& passes, bool distant) {
-    asked_ = std::make_unique<Distant>(*oracle_, distant);
+  // least: elements that are measured there.
+  Result judged(const Passes& passes, bool distant, int64_t least = 0) {
+    asked_ = std::make_unique<Distant>(*oracle_, distant, least);
     const auto model = [&](DType compute) {
       return open_reference().model(
           stored_.checkpoint(), {.dtype = DType::bf16, .gpu = distant ? GetParam() : -1}, compute);
@@ -453,6 +456,10 @@ TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
     const Result here = judged(passes, false);
     EXPECT_EQ(asked_->measured, 0);
     expect_same(distant, here, where);
+    // Rows of a few are looked at here, and what the models have of them too.
+    const Result few = judged(passes, true, int64_t{1} << 40);
+    EXPECT_EQ(asked_->measured, 0);
+    expect_same(few, here, where);
     wrong += here.verdict == RunVerdict::diverged ? 1 : 0;
     if (&fault == seeded) {
       EXPECT_TRUE(here.findings.empty()) << here.story;
