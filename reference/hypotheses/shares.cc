@@ -16,6 +16,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -108,10 +109,11 @@ Tensor otherwise(const Asked& a, const Attention& how) {
 }
 Tensor cut_otherwise(const Asked& a, const Cut& cut) { return both_points(a, {}, cut); }
 
-// Borders between shares, moved; the first and the last one stay.
-Tensor moved(const Asked& a, int64_t keys) {
-  const auto at = [&a, keys](const Part& part, int64_t share) {
-    const bool is_inner = share > 0 && share < shares_of(a);
+// Borders between shares, moved: all of them, or the one before share `only`. The first and the
+// last one stay.
+Tensor moved(const Asked& a, int64_t keys, int64_t only = 0) {
+  const auto at = [&a, keys, only](const Part& part, int64_t share) {
+    const bool is_inner = share > 0 && share < shares_of(a) && (only == 0 || share == only);
     const int64_t right = border(a, part.length, share);
     return as_fp64(is_inner ? std::clamp<int64_t>(right + keys, 0, part.length) : right);
   };
@@ -124,6 +126,22 @@ std::vector<double> one_beside(const Asked& a) {
 }
 Tensor moved_pages(const Asked& a, double pages) {
   return a.op().page_size < 2 ? Tensor() : moved(a, as_count(pages) * a.op().page_size);
+}
+// By the share behind it, below 0 where it moves back. Of two shares there is no other border.
+std::vector<double> single_borders(const Asked& a) {
+  std::vector<double> all;
+  constexpr int64_t kMostShares = 9;
+  for (int64_t share = 1; shares_of(a) > 2 && share < std::min(shares_of(a), kMostShares); ++share)
+    all.insert(all.end(), {as_fp64(share), -as_fp64(share)});
+  return all;
+}
+Tensor moved_alone(const Asked& a, double border) {
+  const int64_t size = a.op().page_size;
+  return moved(a, border > 0 ? size : -size, as_count(std::fabs(border)));
+}
+std::string moved_alone_words(double border) {
+  return fmt::format("the border before share {:g} {:+d} page further on", std::fabs(border),
+                     border > 0 ? 1 : -1);
 }
 Tensor moved_keys(const Asked& a, double keys) { return moved(a, as_count(keys)); }
 Tensor by_keys(const Asked& a, double) {
@@ -200,6 +218,17 @@ Tensor no_mask(const Asked& a, double) {
 Tensor without_window(const Asked& a, double) {
   if (a.model().recipe.window.at(a.place().layer) == 0) return {};
   return with_mask(a, [](const Part& p) { return p.keys() <= p.positions(); });
+}
+std::vector<double> other_windows(const Asked& a) {
+  const auto window = as_fp64(a.model().recipe.window.at(a.place().layer));
+  return window < 2 ? std::vector<double>{} : std::vector<double>{window + 1, window - 1};
+}
+Tensor with_window(const Asked& a, double keys) {
+  Attention how;
+  how.mask = [keys](const Part& p) {
+    return (p.keys() <= p.positions()) & (p.keys() > p.positions() - keys);
+  };
+  return otherwise(a, how);
 }
 Tensor with_heads(const Asked& a, const std::function<int64_t(int64_t head)>& kv_head) {
   if (a.model().recipe.kv_heads < 2) return {};
@@ -315,12 +344,14 @@ constexpr Hypothesis kTable[] = {
     {"its causal mask off by one: no query sees its own key", not_itself},
     {"no causal mask: every query sees all keys of the share", no_mask},
     {"without its sliding window", without_window},
+    {"a sliding window of {:g} keys", with_window, other_windows},
     {"every query head reads the K/V head after its own", next_head},
     {"query head h reads K/V head h modulo their number", modulo},
     {"the result of the share {:+g}", of_share, other_shares, nullptr, Scope::op,
      "the results of the two shares exchanged"},
     {"the borders between its shares {:+g} page further on", moved_pages, one_beside},
     {"the borders between its shares {:+g} key further on", moved_keys, one_beside},
+    {"the border before share {:g} a page away", moved_alone, single_borders, moved_alone_words},
     {"shares of equal numbers of keys, not of whole pages", by_keys},
     {"shares of as many pages as their mean rounded up", rounded_up},
     {"shares of the pages up to each query's own position", by_query},

@@ -244,6 +244,14 @@ TEST(ShownShares, LookLikeThoseOfOtherBorders) {
     EXPECT_EQ(looks_of(result, at), "the borders between its shares -1 page further on");
 }
 
+// Of 21 and 22 positions pages of 4 have the borders of pages of 8, of 38 and 39 all but the first.
+TEST(ShownShares, LookLikeThoseOfOneOtherBorder) {
+  const Result result = judged_after({.page_size = "4"});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.lse", "attn.partial"})) << result.story;
+  for (const Place& at : {kPartial, kLse})
+    EXPECT_EQ(looks_of(result, at), "the border before share 1 -1 page further on");
+}
+
 TEST(ShownShares, LookLikeTheirFaults) {
   struct Looks {
     const char* fault;
