@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMost = 4;
+constexpr size_t kMostKept = 4;
 
 }  // namespace
 
@@ -40,7 +40,7 @@ AngleTables::OfRows AngleTables::of(const OracleCall& call) {
            std::ranges::equal(kept->lengths, call.lengths);
   });
   if (found == kept_.end()) {
-    if (kept_.size() == kMost) kept_.pop_front();
+    if (kept_.size() == kMostKept) kept_.pop_front();
     found = kept_.insert(kept_.end(), made_of(call, iterated));
   }
   return {(*found)->cos, (*found)->sin, (*found)->error};

@@ -33,7 +33,7 @@ namespace {
 using at::Tensor;
 using Part = Attention::Part;
 
-constexpr double kNever = -std::numeric_limits<double>::infinity();
+constexpr double kOfNothing = -std::numeric_limits<double>::infinity();
 // Scores of all queries and keys of a pass, for each share: of more, nothing is asked.
 constexpr int64_t kMostScores = int64_t{1} << 25;
 
@@ -98,7 +98,7 @@ Tensor of_scores(const Asked& a, OfScores make, Attention how, const Cut& cut) {
   const Tensor both = in_shares(a, how, cut);
   if (!both.defined()) return {};
   const Tensor made = both.select(-1, 0), seen = both.select(-1, 1);
-  return at::where(seen == 1, made, at::full_like(made, kNever));
+  return at::where(seen == 1, made, at::full_like(made, kOfNothing));
 }
 
 Tensor both_points(const Asked& a, const Attention& how, const Cut& cut) {
@@ -167,11 +167,11 @@ Tensor by_query(const Asked& a, double) {
     return Borders{at(as_fp64(share)), at(as_fp64(share + 1))};
   });
 }
-Tensor all_keys(const Asked& a, double) {
+Tensor every_key(const Asked& a, double) {
   return cut_otherwise(
       a, [](const Part& part, int64_t) { return numbers(part, 0, as_fp64(part.length)); });
 }
-Tensor last_left_out(const Asked& a, double) {
+Tensor last_key_left_out(const Asked& a, double) {
   return cut_otherwise(a, [&a](const Part& part, int64_t share) {
     return numbers(part, as_fp64(border(a, part.length, share)),
                    as_fp64(border(a, part.length, share + 1) - 1));
@@ -189,66 +189,66 @@ Tensor of_share(const Asked& a, double by) {
 }
 std::vector<double> other_shares(const Asked& a) { return Asked::neighbours_among(shares_of(a)); }
 
-Tensor unscaled(const Asked& a, double) {
+Tensor scores_unscaled(const Asked& a, double) {
   Attention how;
   how.scale = 1;
   return otherwise(a, how);
 }
-Tensor scaled_twice(const Asked& a, double) {
+Tensor scores_scaled_twice(const Asked& a, double) {
   Attention how;
   how.scale = 1 / as_fp64(a.model().recipe.head_dim);
   return otherwise(a, how);
 }
-Tensor with_mask(const Asked& a, Tensor (*mask)(const Part& part)) {
+Tensor masked_by(const Asked& a, Tensor (*mask)(const Part& part)) {
   Attention how;
   how.mask = mask;
   return otherwise(a, how);
 }
-Tensor key_after(const Asked& a, double) {
-  return with_mask(a, [](const Part& p) {
+Tensor sees_key_after(const Asked& a, double) {
+  return masked_by(a, [](const Part& p) {
     return (p.keys() <= p.positions() + 1) & (p.keys() < p.length) & p.in_window();
   });
 }
-Tensor not_itself(const Asked& a, double) {
-  return with_mask(a, [](const Part& p) { return (p.keys() < p.positions()) & p.in_window(); });
+Tensor without_itself(const Asked& a, double) {
+  return masked_by(a, [](const Part& p) { return (p.keys() < p.positions()) & p.in_window(); });
 }
-Tensor no_mask(const Asked& a, double) {
-  return with_mask(a, [](const Part& p) { return (p.keys() < p.length) & p.in_window(); });
+Tensor unmasked(const Asked& a, double) {
+  return masked_by(a, [](const Part& p) { return (p.keys() < p.length) & p.in_window(); });
 }
-Tensor without_window(const Asked& a, double) {
+Tensor windowless(const Asked& a, double) {
   if (a.model().recipe.window.at(a.place().layer) == 0) return {};
-  return with_mask(a, [](const Part& p) { return p.keys() <= p.positions(); });
+  return masked_by(a, [](const Part& p) { return p.keys() <= p.positions(); });
 }
 std::vector<double> other_windows(const Asked& a) {
   const auto window = as_fp64(a.model().recipe.window.at(a.place().layer));
   return window < 2 ? std::vector<double>{} : std::vector<double>{window + 1, window - 1};
 }
-Tensor with_window(const Asked& a, double keys) {
+Tensor windowed_by(const Asked& a, double keys) {
   Attention how;
   how.mask = [keys](const Part& p) {
     return (p.keys() <= p.positions()) & (p.keys() > p.positions() - keys);
   };
   return otherwise(a, how);
 }
-Tensor with_heads(const Asked& a, const std::function<int64_t(int64_t head)>& kv_head) {
+Tensor by_kv_heads(const Asked& a, const std::function<int64_t(int64_t head)>& kv_head) {
   if (a.model().recipe.kv_heads < 2) return {};
   Attention how;
   for (int64_t h = 0; h < a.model().recipe.heads; ++h) how.kv_head.push_back(kv_head(h));
   return otherwise(a, how);
 }
-Tensor next_head(const Asked& a, double) {
+Tensor head_after(const Asked& a, double) {
   const Recipe& r = a.model().recipe;
-  return with_heads(a, [&](int64_t h) { return (h / (r.heads / r.kv_heads) + 1) % r.kv_heads; });
+  return by_kv_heads(a, [&](int64_t h) { return (h / (r.heads / r.kv_heads) + 1) % r.kv_heads; });
 }
-Tensor modulo(const Asked& a, double) {
-  return with_heads(a, [&](int64_t h) { return h % a.model().recipe.kv_heads; });
+Tensor heads_modulo(const Asked& a, double) {
+  return by_kv_heads(a, [&](int64_t h) { return h % a.model().recipe.kv_heads; });
 }
 // Shares are fp32 whatever the run's dtype is, which ways of any op do not round to.
-Tensor through(const Asked& a, DType dtype) {
+Tensor rounded_through(const Asked& a, DType dtype) {
   return a.model().run == dtype ? a.in_dtype(a.right(), dtype) : Tensor();
 }
-Tensor in_bf16(const Asked& a, double) { return through(a, DType::bf16); }
-Tensor in_fp16(const Asked& a, double) { return through(a, DType::f16); }
+Tensor in_bf16(const Asked& a, double) { return rounded_through(a, DType::bf16); }
+Tensor in_fp16(const Asked& a, double) { return rounded_through(a, DType::f16); }
 
 // Partial results alone.
 Tensor undivided(const Asked& a, double) {
@@ -295,7 +295,7 @@ Tensor most_unscaled(const Asked& a, double) {
   const Tensor largest = of_scores(a, most, {}, whole_pages(a));
   if (!largest.defined()) return {};
   const double more = std::sqrt(as_fp64(a.model().recipe.head_dim)) - 1;
-  return at::where(largest == kNever, largest, a.right() + largest * more);
+  return at::where(largest == kOfNothing, largest, a.right() + largest * more);
 }
 Tensor sum_itself(const Asked& a, double) {
   return is_lse(a) ? of_scores(
@@ -309,21 +309,21 @@ Tensor of_all_shares(const Asked& a, double) {
 Tensor with_sink(const Asked& a, double) {
   if (!is_lse(a)) return {};
   const Tensor right = a.right();
-  return at::where(right == kNever, right, at::logaddexp(right, at::zeros_like(right)));
+  return at::where(right == kOfNothing, right, at::logaddexp(right, at::zeros_like(right)));
 }
 // The number that stands where a share has no key that the query sees, as the first of them tells.
 std::vector<double> of_nothing(const Asked& a) {
   if (!is_lse(a)) return {};
-  const Tensor told = a.got().masked_select((a.right() == kNever) & (a.got() != kNever));
+  const Tensor told = a.got().masked_select((a.right() == kOfNothing) & (a.got() != kOfNothing));
   if (told.numel() == 0) return {};
   const double first = told[0].item<double>();
   return std::isfinite(first) ? std::vector<double>{first} : std::vector<double>{};
 }
 Tensor nothing_is(const Asked& a, double number) {
-  return is_lse(a) ? a.right().masked_fill(a.right() == kNever, number) : Tensor();
+  return is_lse(a) ? a.right().masked_fill(a.right() == kOfNothing, number) : Tensor();
 }
 
-constexpr Hypothesis kTable[] = {
+constexpr Hypothesis kShares[] = {
     {"to the base 2", to_base_2},
     {"to the base 10", to_base_10},
     {"a logarithm to the base e, taken for one to the base 2 and turned again", of_base_2},
@@ -338,15 +338,15 @@ constexpr Hypothesis kTable[] = {
     {"{:g} in the place of -Inf where a query sees no key of the share", nothing_is, of_nothing},
     {"not divided by the sum of its weights", undivided},
     {"divided by the sum over all shares, not by its own", divided_by_all},
-    {"its scores not scaled", unscaled},
-    {"its scores scaled twice", scaled_twice},
-    {"its causal mask off by one: each query sees the key after its own", key_after},
-    {"its causal mask off by one: no query sees its own key", not_itself},
-    {"no causal mask: every query sees all keys of the share", no_mask},
-    {"without its sliding window", without_window},
-    {"a sliding window of {:g} keys", with_window, other_windows},
-    {"every query head reads the K/V head after its own", next_head},
-    {"query head h reads K/V head h modulo their number", modulo},
+    {"its scores not scaled", scores_unscaled},
+    {"its scores scaled twice", scores_scaled_twice},
+    {"its causal mask off by one: each query sees the key after its own", sees_key_after},
+    {"its causal mask off by one: no query sees its own key", without_itself},
+    {"no causal mask: every query sees all keys of the share", unmasked},
+    {"without its sliding window", windowless},
+    {"a sliding window of {:g} keys", windowed_by, other_windows},
+    {"every query head reads the K/V head after its own", head_after},
+    {"query head h reads K/V head h modulo their number", heads_modulo},
     {"the result of the share {:+g}", of_share, other_shares, nullptr, Scope::op,
      "the results of the two shares exchanged"},
     {"the borders between its shares {:+g} page further on", moved_pages, one_beside},
@@ -355,8 +355,8 @@ constexpr Hypothesis kTable[] = {
     {"shares of equal numbers of keys, not of whole pages", by_keys},
     {"shares of as many pages as their mean rounded up", rounded_up},
     {"shares of the pages up to each query's own position", by_query},
-    {"all keys in each share", all_keys},
-    {"the last key of each share left out", last_left_out},
+    {"all keys in each share", every_key},
+    {"the last key of each share left out", last_key_left_out},
     {"the first key of the next share in each share too", next_key_too},
     {"the right result rounded to fp16", in_fp16},
     {"the right result rounded to bf16", in_bf16},
@@ -364,6 +364,6 @@ constexpr Hypothesis kTable[] = {
 
 }  // namespace
 
-std::span<const Hypothesis> share_hypotheses() { return kTable; }
+std::span<const Hypothesis> share_hypotheses() { return kShares; }
 
 }  // namespace lockstep
