@@ -30,7 +30,7 @@ __device__ double spacing_around(const RowsToWeigh& rows, double x) {
 
 // turned_chance() of reference/rounded_rows.h, of one element.
 __device__ double turned_chance(double want, double spacing, double inner, double chance) {
-  if (chance > 0.1 || chance <= 0) return chance;
+  if (chance > kOneBorder || chance <= 0) return chance;
   const double at = fabs(want) / spacing, distance = fabs(at - floor(at) - 0.5);
   if (distance * spacing <= kOracleError * inner) return chance;
   if (chance > 1e-15 && distance > 11 * chance) return chance;
@@ -164,7 +164,8 @@ __device__ void add(const RowsToWeigh& rows, int64_t first, int64_t in_row, int6
   const double unit = e.eta * e.eta * e.over_v, rest = e.rounded - e.want,
                delta = e.got - e.rounded;
   const double due = (rest * rest - e.spacing * e.spacing / 12) * e.over_v;
-  const double term = delta * e.want * e.over_v;
+  const double moved = e.may_misround <= rows.misround_in_gain ? delta : 0;
+  const double term = moved * e.want * e.over_v;
   const double shared = rows.shared ? rows.shared[i] * e.over_v : 0;
   row.hash += hash_of(e, in_row);
   row.units += unit, row.due += due;
@@ -173,7 +174,7 @@ __device__ void add(const RowsToWeigh& rows, int64_t first, int64_t in_row, int6
     row.usual_misrounds += e.differs ? 1 : 0;
   }
   row.power_by_v += e.want * e.want * e.over_v;
-  row.offset += delta * sqrt(e.over_v);
+  row.offset += moved * sqrt(e.over_v);
   row.cross += term;
   if (!rows.shared) row.scatter += term * term;
   const float narrow_unit = static_cast<float>(unit), narrow_due = static_cast<float>(due);

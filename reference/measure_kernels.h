@@ -77,6 +77,7 @@ struct RowsToWeigh {
   double misrounds;                 // RowsToMeasure::misrounds
   double common;                    // of own_errors()
   double usual_misround;            // as in RowNumbers
+  double misround_in_gain;          // as in RowNumbers
   double close;                     // what not_close of ErrorSums allows, relative
   // [rows, width] each. limit, variance, shared: of the error before the last rounding; null: none.
   const double* want;

@@ -220,7 +220,7 @@ DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
 struct Beside {
   at::Tensor want, got, spacing, limit, variance, misround, shared;
-  double usual_misround;  // as in RowNumbers
+  double usual_misround, misround_in_gain;  // as in RowNumbers
 };
 
 // own_errors().
@@ -244,6 +244,7 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
   e.usual_misround = usual_misround(rows.misrounds, own.common);
+  e.misround_in_gain = misround_in_gain(own.products);
   e.misround = misround_chance(variance.sqrt(), e.spacing, rows.misrounds, own.common);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
@@ -255,11 +256,6 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   else if (own.products.defined())
     e.misround = at::where(shaped(own.products), turned(at::zeros_like(e.want)), e.misround);
   return e;
-}
-
-// The relative tolerance of ErrorSums::not_close.
-double closeness_of(DType dtype) {
-  return dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
 }
 
 // A model's rows.
@@ -358,12 +354,13 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
                                           width);
   const at::Tensor unit = eta * eta * over_v, rest = rounded - e.want, delta = e.got - rounded;
   const at::Tensor due = (rest * rest - e.spacing * e.spacing / 12) * over_v;
-  const at::Tensor term = delta * e.want * over_v;
+  const at::Tensor moved = delta.masked_fill(e.misround > e.misround_in_gain, 0);
+  const at::Tensor term = moved * e.want * over_v;
   const at::Tensor is_usual = e.misround <= e.usual_misround;
   for (const at::Tensor& sums :
        {hashes_of(e.want, e.got), totals(unit), totals(due),
         totals(e.misround.masked_fill(~is_usual, 0)), totals(differs & is_usual),
-        totals(e.want * e.want * over_v), totals(delta * over_v.sqrt()), totals(term),
+        totals(e.want * e.want * over_v), totals(moved * over_v.sqrt()), totals(term),
         e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
@@ -440,6 +437,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .misrounds = rows.misrounds,
           .common = common,
           .usual_misround = usual_misround(rows.misrounds, common),
+          .misround_in_gain = misround_in_gain(products),
           .close = closeness_of(rows.dtype),
           .want = numbers(want),
           .got = stored(got),

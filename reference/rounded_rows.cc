@@ -30,7 +30,7 @@ at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, cons
   const at::Tensor at = want.abs() / spacing;
   const at::Tensor distance = (at - at.floor() - 0.5).abs();
   const at::Tensor turning = 0.5 * (distance / (chance * std::sqrt(std::numbers::pi))).erfc();
-  const at::Tensor as_it_is = (chance > 0.1) | (distance * spacing <= kOracleError * inner) |
+  const at::Tensor as_it_is = (chance > kOneBorder) | (distance * spacing <= kOracleError * inner) |
                               (chance <= 0) | ((chance > 1e-15) & (distance > 11 * chance));
   return at::where(as_it_is, chance, at::maximum(chance, turning));
 }
@@ -43,6 +43,14 @@ at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacin
 
 double usual_misround(double misrounds, double common) {
   return common > 0 ? misrounds : std::numeric_limits<double>::infinity();
+}
+
+double misround_in_gain(const at::Tensor& products) {
+  return products.defined() ? kOneBorder : std::numeric_limits<double>::infinity();
+}
+
+double closeness_of(DType dtype) {
+  return dtype == DType::f32 ? 1.3e-6 : dtype == DType::f16 ? 1e-3 : 1.6e-2;
 }
 
 at::Tensor hashes_of(const at::Tensor& want, const at::Tensor& got) {

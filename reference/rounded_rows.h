@@ -21,6 +21,10 @@ at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacin
                            double common);
 // Budget::usual_misround of an op with that common part.
 double usual_misround(double misrounds, double common);
+// Budget::misround_in_gain of an op with those `products` of own_errors().
+double misround_in_gain(const at::Tensor& products);
+// The relative tolerance of ErrorSums::not_close.
+double closeness_of(DType dtype);
 // hash_of_row() of src/stats/row_loops.h, of each row of [rows, columns]: the bits of the sum, as a
 // number of fp64 that nobody computes with.
 at::Tensor hashes_of(const at::Tensor& want, const at::Tensor& got);

@@ -40,9 +40,6 @@ void check_sizes(const JudgedOp& op, const Exact& e, Elements elements) {
         e.shape.text());
 }
 
-// Up to this chance of another number an error is so small that it crosses one border at most.
-constexpr double kOneBorder = 0.1;
-
 // Fills what a Budget has of each element.
 class Filler {
  public:
@@ -52,6 +49,7 @@ class Filler {
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
     has_products_ = op.is_product != nullptr && exact.steps.empty();
+    if (has_products_) budget_.misround_in_gain = kOneBorder;
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);
@@ -82,6 +80,7 @@ class Filler {
     for (double& variance : budget_.variance) variance *= factor * factor;
     for (double& chance : budget_.misround) chance = std::min(1.0, factor * chance);
     budget_.usual_misround *= factor;
+    budget_.misround_in_gain *= factor;
     budget_.gain *= factor;
   }
 
@@ -244,7 +243,7 @@ void widen(Budget& budget, const Exact& exact, size_t first, std::span<const dou
     // misrounds says nothing here.
     budget.misround[i] = 1;
   }
-  budget.misrounds = budget.usual_misround = 1;
+  budget.misrounds = budget.usual_misround = budget.misround_in_gain = 1;
   budget.gain = 0;
 }
 

@@ -50,6 +50,10 @@ struct Budget {
   // An element whose `misround` is more is in T3 of columns and heads alone: of a sum, `misrounds`.
   // So many of those that cancel may be misrounded that few of the others would show beside them.
   double usual_misround = std::numeric_limits<double>::infinity();
+  // An element whose `misround` is more is not in T5: under JudgedOp::is_product, kOneBorder. Which
+  // neighbour such a product gets, a share of u decides, and kernels may lose it beside 1/2. All of
+  // them then go by one rule, to the even number say, which is no gain of the other elements.
+  double misround_in_gain = std::numeric_limits<double>::infinity();
   // JudgedOp::meets_borders, of a result that nothing rounds on the way: of those that lie on a
   // border both neighbours are right.
   bool meets_borders = false;

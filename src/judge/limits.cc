@@ -128,9 +128,10 @@ Limits Limits::read(const std::string& path) {
 void tighten(Budget& budget, std::span<const double> want, DType dtype, const OpLimits& limits) {
   budget.gain = std::min(budget.gain, limits.gain);
   budget.misrounds = std::min(budget.misrounds, limits.share);
-  // Shares are learnt without what cancels (Budget::usual_misround), and say nothing about it.
+  // Shares say nothing about what cancels (Budget::usual_misround), or lies on a border.
+  const double usual = std::min(budget.usual_misround, budget.misround_in_gain);
   for (double& chance : budget.misround)
-    if (chance <= budget.usual_misround) chance = std::min(chance, limits.share);
+    if (chance <= usual) chance = std::min(chance, limits.share);
   if (limits.inner >= 1) return;
   for (size_t i = 0; i < want.size(); ++i) {
     // The last rounding and underflow are no inner error, and stay as they are.

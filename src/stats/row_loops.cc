@@ -160,7 +160,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
   const double *want = row.want.data(), *got = row.got.data(), *may = row.misround.data();
   const double *rounded = stored.rounded.data(), *spacing = stored.spacing.data();
   const double *inverse = stored.inverse.data(), *budgets = stored.budgets.data();
-  const double most_usual = row.usual_misround;
+  const double most_usual = row.usual_misround, most_in_gain = row.misround_in_gain;
   double* const w_want = weighed.want.data();
   float *w_got = weighed.got.data(), *w_unit = weighed.unit.data(), *w_due = weighed.due.data();
   float *w_budgets = weighed.budgets.data(), *w_may = weighed.may_misround.data();
@@ -176,7 +176,8 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much
           // that of this exact result differs.
           const double due = (rest * rest - s * s / 12) * over_v;
-          const double misrounded = g != r ? counts : 0, term = delta * w * over_v;
+          const double misrounded = g != r ? counts : 0;
+          const double moved = may[i] <= most_in_gain ? delta : 0, term = moved * w * over_v;
           w_want[i] = w;
           w_got[i] = to_f32(g);
           w_unit[i] = to_f32(counts > 0 ? unit : -1);
@@ -191,7 +192,7 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           sums[kMisrounded][lane] += misrounded * usual;
           sums[kMay][lane] += counts * usual * may[i];
           sums[kPower][lane] += w * w * over_v;
-          sums[kOffset][lane] += delta * std::sqrt(over_v);
+          sums[kOffset][lane] += moved * std::sqrt(over_v);
           sums[kCross][lane] += term;
           sums[kScatter][lane] += term * term;
         });

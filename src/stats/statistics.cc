@@ -221,7 +221,7 @@ void Meter::weigh(Row& measured, const Stored& stored, const RowNumbers& row) co
   weighed.due[i] = to_f32(due);
   sum.due += due;
   sum.power += e.want * e.want / variance;
-  if (delta == 0) return;  // as of most
+  if (delta == 0 || row.misround[i] > row.misround_in_gain) return;
   const double term = delta * e.want / variance;
   sum.offset += delta / std::sqrt(variance);
   sum.cross += term;

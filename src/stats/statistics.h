@@ -84,7 +84,8 @@ struct RowNumbers {
   // The part of V that comes by the inputs of the op, as these were not seen. Empty: none.
   std::span<const double> carried = {};
   bool meets_borders = false;
-  double usual_misround = std::numeric_limits<double>::infinity();  // Budget::usual_misround
+  double usual_misround = std::numeric_limits<double>::infinity();    // Budget::usual_misround
+  double misround_in_gain = std::numeric_limits<double>::infinity();  // Budget::misround_in_gain
 };
 
 // The rows whose errors are kept one by one (Measure::errors), which costs as much as to measure

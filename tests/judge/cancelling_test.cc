@@ -52,7 +52,7 @@ struct Sums {
       };
       meter.add(static_cast<int64_t>(row),
                 {of(got), of(want), b.limit, b.variance, b.shared, b.misround, b.gain, b.carried,
-                 b.meets_borders, b.usual_misround});
+                 b.meets_borders, b.usual_misround, b.misround_in_gain});
     }
     std::string failing;
     for (const Statistic& s : meter.finish().statistics)
