@@ -35,6 +35,9 @@ constexpr std::array<int64_t, 4> kPeriods = {kTable, 16381, 16369, 16363};
 constexpr double kLarge = 18000;
 // Beyond it 1 / (1 + e^-x) is subnormal in fp32, where no SiLU need be one rounding off.
 constexpr double kLeastGate = -86;
+// Small gates are of so many binades, each as often: a kernel may treat what is below some size
+// otherwise, as it does where it flushes, or takes a sigmoid for 1/2.
+constexpr int64_t kBinades = 41;
 // Scores of such Q and K overflow fp16, and so do the exponentials of such gates.
 constexpr double kLargeScore = 60, kLargeGate = 100, kLargeUp = 1000, kLargeLogit = 300;
 
@@ -324,6 +327,8 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
     if (p.name == "mlp.weights") store(out, i, std::min(1.0, std::fabs(x) / 4));
     if (shape_.values == Values::large && is_any(p, {"mlp.gate", "mlp.expert_gate"}))
       store(out, i, std::max(kLeastGate, x));
+    if (shape_.values == Values::small && is_any(p, {"mlp.gate", "mlp.expert_gate"}))
+      store(out, i, std::ldexp(x, static_cast<int>(-(i % kBinades))));
     if (shape_.values == Values::ties) store(out, i, std::round(1.3 * x));
     if (shape_.values == Values::zeros && i / out.row_size() % 3 == 1) store(out, i, 0);
     // Two inputs of an op have theirs in other elements, and in some both.

@@ -40,6 +40,7 @@ struct GridCase {
     huge,   // sums overflow each dtype, results of norms fp16, and no number on the way does
     nan,    // some are NaN
     low,    // logits far below 0: near the lowest number, and -inf
+    small,  // gates of all sizes down to 2^-40, of which a SiLU makes half
   };
 
   std::string_view point;  // that the op names in its call; of a layer, that is layer 0

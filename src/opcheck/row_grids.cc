@@ -175,7 +175,8 @@ std::vector<GridCase> silu_grid() {
   };
   for (const int64_t width : {8, 33, 64, 100, 1025, 4864})
     for (const int32_t count : {1, 6}) add(width, count, Values::usual);
-  for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::nan})
+  for (const Values values :
+       {Values::large, Values::tiny, Values::small, Values::zeros, Values::nan})
     add(64, 5, values), add(101, 5, values);
   for (const int64_t width : {33, 64}) {
     all.push_back(of_experts("mlp.expert_act", 4, 2, 5));

@@ -140,6 +140,7 @@ TEST(Ops, ThatAreWrongOfRareInputsAreFound) {
                                                             {"silu_mul", "nan", "fp32"},
                                                             {"silu_mul", "low", "bf16"},
                                                             {"silu_mul", "small", "bf16"},
+                                                            {"silu_mul", "flush", "bf16"},
                                                             {"add", "nan", "bf16"},
                                                             {"gather_rows", "first", "bf16"},
                                                             {"kv_write", "first", "bf16"},
