@@ -257,6 +257,9 @@ class ShownRun {
       s.sizes.pair = 0;
       for (const int layer : layers) s.sizes.pair = std::max(s.sizes.pair, pair({&point, layer}));
     }
+    if (op == OpKind::silu_mul)
+      s.sizes.gates = gates({&point, layers.front()},
+                            effect == Effect::row || effect == Effect::element);
     double rows = 0;
     for (const Pass& pass : seen_.passes)
       if (const RecordedTensor* tensor = pass.find(point, place.layer))
@@ -324,6 +327,23 @@ class ShownRun {
       if (q && k) most = std::max(most, largest_score(*q, *k));
     }
     return most;
+  }
+
+  // The gates of a SiLU: of the row that Effect::row is put in alone, or of all.
+  std::vector<double> gates(const Place& place, bool chosen_row) const {
+    const Place gate = seen_.manifest.graph.inputs_of(place).at(0);
+    const size_t longest = longest_pass(place);
+    std::vector<double> all;
+    for (size_t p = 0; p < seen_.passes.size(); ++p) {
+      const RecordedTensor* read = seen_.passes[p].find(*gate.point, gate.layer);
+      if (!read || (chosen_row && p != longest)) continue;
+      const TensorView data = read->data;
+      const int64_t rows = data.rows(), first = chosen_row ? chosen_of(rows) : 0;
+      std::vector<double> some((chosen_row ? 1 : rows) * data.row_size());
+      widen(data, first * data.row_size(), some);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
   }
 
   // (|x1| + |x2|) / r of what Effect::element is put in of a rope.

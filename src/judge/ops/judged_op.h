@@ -48,6 +48,7 @@ struct JudgedOp {
     double head_dim = 0;  // of an attention
     double scores = 0;    // of an attention: the largest sum |q k| / sqrt(head_dim)
     double pair = 1.5;    // of a rope: (|x1| + |x2|) / r of what one element is turned from
+    std::vector<double> gates = {};  // of a SiLU: those of its elements
   };
   // The error of a right kernel before it rounds, in units of 2^-24 of the result.
   struct RightKernel {
