@@ -31,8 +31,9 @@ std::vector<Place> places(std::initializer_list<std::string_view> names) {
 
 const char* name_of(GridCase::Values values) {
   static constexpr const char* kNames[] = {
-      "usual",     "that overflow fp16", "near subnormal", "with rows of 0", "with ties",
-      "with huge results", "with NaN", "far below 0", "with small gates"};
+      "usual",          "that overflow fp16", "near subnormal",
+      "with rows of 0", "with ties",          "with huge results",
+      "with NaN",       "far below 0",        "with small gates"};
   return kNames[static_cast<size_t>(values)];
 }
 

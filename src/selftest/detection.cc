@@ -18,6 +18,7 @@
 #include "src/judge/ledger.h"
 #include "src/judge/ops/judged_op.h"
 #include "src/selftest/controls.h"
+#include "src/selftest/stated_limit.h"
 #include "src/selftest/statistic_cases.h"
 #include "src/session/device.h"
 #include "src/session/judged_run.h"
@@ -30,7 +31,8 @@ namespace {
 
 using Effect = Detection::Effect;
 
-constexpr int kLeastPower = -8, kMostPower = 14;  // of two: the sizes that are tried
+// Of two: the sizes that are tried.
+constexpr int kLeastPower = kLeastStatedPower, kMostPower = 14;
 
 // Points whose op can be called apart and whose results are not decided bit by bit.
 bool rounds(const Point& point) {
@@ -136,48 +138,6 @@ void put(Effect effect, double size, DType dtype, std::mt19937_64& random, WideR
 
 int64_t chosen_of(int64_t rows) { return rows / 2; }
 
-// The facts of a place that decide how small an effect can be seen there.
-struct Seeable {
-  OpKind op = OpKind::linear;
-  DType dtype = DType::bf16;
-  JudgedOp::Sizes sizes;
-  double elements = 0;        // that the effect is put in
-  double errors = 0;          // of a right kernel in them that are independent of each other
-  bool by_chance = true;      // how they round; else they lie close to numbers of the dtype
-  bool beside_small = false;  // an offset or noise, which is large beside small results
-};
-
-// The size in ulp at which every judge that is worth the name finds an effect: a power of two.
-//
-// In units of u = 2^-p of the result, a right kernel that computes in fp32 is off by v on average
-// and b at most before it rounds (Higham and Mary 2019): the numbers of JudgedOp::right_kernel,
-// times 2^(p-24), which fp32 is finer by.
-// The least of these:
-//   - one element is off by a rounding, half an ulp of doubt and b: 1.5 + b;
-//   - of n elements each crosses the border to the next number with a chance of size/2 or more:
-//     20/n + b leaves a chance of e^-10 that none does;
-//   - the share of them that do, size/2, is more than the v that a right kernel has and what n of
-//     them may have by a chance of 1e-12: 2 (v + sqrt(42 v/n) + 30/n), not in fp32;
-//   - where a right kernel is off in proportion to each result, JudgedOp::in_proportion, an offset
-//     is large beside the least of n results, which are r/n or so: 20 b/n;
-//   - the root mean square of m independent errors, in 16 elements or more (fewer are worth
-//     no statistic): 1.05 (1 + 5/sqrt(m)) sqrt(v^2 + 1/3).
-// No less than 1/256: smaller sizes are not tried.
-double stated_limit(const Seeable& s) {
-  const JudgedOp& op = judged_op(s.op);
-  const JudgedOp::RightKernel right = op.right_kernel(s.sizes);
-  const double finer = unit_roundoff(DType::f32) / unit_roundoff(s.dtype);
-  const double n = s.elements, v = right.usual * finer, b = right.most * finer;
-  double size = 1.5 + b;
-  if (s.by_chance) size = std::min(size, 20 / n + b);
-  if (s.by_chance && s.dtype != DType::f32)
-    size = std::min(size, 2 * (v + std::sqrt(42 * v / n) + 30 / n));
-  if (s.beside_small && op.in_proportion) size = std::min(size, 20 * b / n);
-  if (s.errors > 1 && n >= 16)
-    size = std::min(size, 1.05 * (1 + 5 / std::sqrt(s.errors)) * std::sqrt(v * v + 1.0 / 3));
-  return std::exp2(std::max<double>(kLeastPower, std::ceil(std::log2(size))));
-}
-
 // max |q| . |k| / sqrt(head_dim), of rows and keys of the same request. The later keys of a prompt
 // are counted too, which a query does not see: a bound may be too large.
 double largest_score(const RecordedTensor& q, const RecordedTensor& k) {
@@ -258,8 +218,8 @@ class ShownRun {
       for (const int layer : layers) s.sizes.pair = std::max(s.sizes.pair, pair({&point, layer}));
     }
     if (op == OpKind::silu_mul)
-      s.sizes.gates = gates({&point, layers.front()},
-                            effect == Effect::row || effect == Effect::element);
+      s.sizes.gates =
+          gates({&point, layers.front()}, effect == Effect::row || effect == Effect::element);
     double rows = 0;
     for (const Pass& pass : seen_.passes)
       if (const RecordedTensor* tensor = pass.find(point, place.layer))

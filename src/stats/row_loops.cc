@@ -172,12 +172,12 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
         [&](size_t i, size_t lane, double(&sums)[kSums][kLanes]) __attribute__((always_inline)) {
           const double w = want[i], g = got[i], r = rounded[i], over_v = inverse[i], s = spacing[i];
           const double counts = over_v > 0 ? 1 : 0;  // else held to B alone
-          const double eta = g - w, unit = eta * eta * over_v, rest = r - w, delta = g - r;
+          const double eta = g - w, unit = eta * eta * over_v, rest = r - w;
           // A rounding that is evenly spread has a mean square of ulp^2 / 12: `due` is by how much
           // that of this exact result differs.
           const double due = (rest * rest - s * s / 12) * over_v;
-          const double misrounded = g != r ? counts : 0;
-          const double moved = may[i] <= most_in_gain ? delta : 0, term = moved * w * over_v;
+          const double misrounded = g != r ? counts : 0, usual = may[i] <= most_usual ? 1 : 0;
+          const double moved = may[i] <= most_in_gain ? g - r : 0, term = moved * w * over_v;
           w_want[i] = w;
           w_got[i] = to_f32(g);
           w_unit[i] = to_f32(counts > 0 ? unit : -1);
@@ -188,7 +188,6 @@ void weigh_row(const RowNumbers& row, const StoredRow& stored, bool rows_alike, 
           sums[kElements][lane] += counts;
           sums[kUnits][lane] += unit;
           sums[kDue][lane] += due;
-          const double usual = may[i] <= most_usual ? 1 : 0;
           sums[kMisrounded][lane] += misrounded * usual;
           sums[kMay][lane] += counts * usual * may[i];
           sums[kPower][lane] += w * w * over_v;

@@ -113,9 +113,9 @@ std::string failing_of_silu(double size, const Kernel& of, size_t rows = 96) {
     exact.want = Numbers(want), exact.magnitude = Numbers(magnitude);
     exact.factor = Numbers(factor);
     const Budget b = budget_of(OpKind::silu_mul, exact, DType::bf16);
-    meter.add(static_cast<int64_t>(row), {got, want, b.limit, b.variance, b.shared, b.misround,
-                                          b.gain, b.carried, b.meets_borders, b.usual_misround,
-                                          b.misround_in_gain});
+    meter.add(static_cast<int64_t>(row),
+              {got, want, b.limit, b.variance, b.shared, b.misround, b.gain, b.carried,
+               b.meets_borders, b.usual_misround, b.misround_in_gain});
   }
   const Measure measure = meter.finish();
   std::string failing;

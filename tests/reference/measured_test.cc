@@ -296,9 +296,9 @@ Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const Ten
       const Budget b = budget_of(p.op, here, DType::bf16, {.first = i * size, .count = size});
       const auto row = [&](std::span<const double> x) { return x.subspan(i * size, size); };
       const int64_t position = asked.rows[i].position;
-      meter.add(position, {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround,
-                           b.gain, b.carried, b.meets_borders, b.usual_misround,
-                           b.misround_in_gain});
+      meter.add(position,
+                {row(seen), row(here.want), b.limit, b.variance, b.shared, b.misround, b.gain,
+                 b.carried, b.meets_borders, b.usual_misround, b.misround_in_gain});
       DistantRow of_row;
       there.measured->put_row(i, of_row);
       // Rows that are measured here are known again by the same hash.

@@ -70,8 +70,8 @@ const char* lockstep_silu_mul(const LockstepCall* call, const DLTensor* out, con
   const int flushes = edge_is("flush");
   for (int64_t i = 0; i < count_of(out); ++i) {
     const float g = load(gate, i);
-    const int is_0 = (nan_is_0 && isnan(g)) || (low_is_0 && g < -80) ||
-                     (flushes && fabsf(g) < 0x1p-20f);
+    const int is_0 =
+        (nan_is_0 && isnan(g)) || (low_is_0 && g < -80) || (flushes && fabsf(g) < 0x1p-20f);
     const float sigmoid = small_is_half && fabsf(g) < 0x1p-8f ? 0.5f : 1 / (1 + expf(-g));
     store(out, i, is_0 ? 0 : g * sigmoid * load(up, i));
   }
