@@ -396,8 +396,7 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
     options_.show(block.place, block.rows[i], want, b.limit);
   into = member.meter->measure(block.rows[i].position,
                                {seen, want, b.limit, b.variance, b.shared, b.misround, b.gain,
-                                b.carried, b.meets_borders, b.usual_misround,
-                                b.misround_in_gain},
+                                b.carried, b.meets_borders, b.usual_misround, b.misround_in_gain},
                                std::move(into.elements));
   // Far below a budget no element is over it by another rounding of the quotient.
   const Measure& measure = into.measure;

@@ -16,7 +16,6 @@
 #include "kernels/base/check.h"
 #include "src/judge/judge.h"
 #include "src/judge/ledger.h"
-#include "src/judge/ops/judged_op.h"
 #include "src/selftest/controls.h"
 #include "src/selftest/stated_limit.h"
 #include "src/selftest/statistic_cases.h"
@@ -31,8 +30,7 @@ namespace {
 
 using Effect = Detection::Effect;
 
-// Of two: the sizes that are tried.
-constexpr int kLeastPower = kLeastStatedPower, kMostPower = 14;
+constexpr int kLeastPower = kLeastStatedPower, kMostPower = 14;  // of two: the sizes
 
 // Points whose op can be called apart and whose results are not decided bit by bit.
 bool rounds(const Point& point) {

@@ -1,5 +1,5 @@
-// What a selftest holds the judge to: from which size on an effect must be found. It follows from
-// what right kernels are off by alone, and knows no budget and no limit of the judge's.
+// The size from which on a selftest wants an effect to be found. It follows from what right kernels
+// are off by alone, and knows no budget and no limit of the judge's.
 #pragma once
 
 #include "kernels/base/dtype.h"

@@ -547,6 +547,17 @@ TEST(Budget, IsRefusedWithoutItsMagnitudes) {
   EXPECT_THROW(budget_of(OpKind::cache, exact, DType::bf16), Error);
 }
 
+// By tanh: 0.3 u of the sigmoid's own scale, and the sigmoid of -4 is 0.018.
+TEST(JudgedOp, ARightSiluOfSmallSigmoidsIsOffByMoreThanOneOfLargeOnes) {
+  const auto usual = [](std::vector<double> gates) {
+    return judged_op(OpKind::silu_mul).right_kernel({.gates = std::move(gates)}).usual;
+  };
+  EXPECT_EQ(usual({}), 3);
+  EXPECT_NEAR(usual({2, 3}), 3, 0.05);
+  EXPECT_NEAR(usual({-4}), std::hypot(3, 0.3 / 0.018), 0.1);
+  EXPECT_LT(usual({2, -4}), 1.5 * 3) << "what is seen in one of two elements is seen";
+}
+
 TEST(JudgedOp, EachKindHasItsOwn) {
   for (const OpKindRow& row : kOpKinds) {
     EXPECT_EQ(judged_op(row.kind).kind, row.kind) << row.name;
