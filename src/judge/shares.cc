@@ -52,6 +52,10 @@ int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries) 
   return shape[1];
 }
 
+DType dtype_inside(const Place& place, DType stored, DType run) {
+  return place.point->is_of_shares() ? run : stored;
+}
+
 Place partial_of(const Place& place) { return {&point("attn.partial"), place.layer}; }
 
 int64_t shares_wanted(const Place& place, const RecordedTensor& tensor,
