@@ -30,6 +30,7 @@
 #include <limits>
 #include <span>
 
+#include "reference/attention_rounding.h"
 #include "reference/bridge.h"
 #include "reference/device_attention.h"
 #include "reference/rounding.h"
@@ -71,40 +72,6 @@ NearTies near_ties(const at::Tensor& z, const at::Tensor& most, const at::Tensor
   NearTies ties;
   near_ties(z, most, usual, grid, ties.step, ties.chance);
   return ties;
-}
-
-bool stores_weights(RoundingContract contract) {
-  return contract == RoundingContract::eager || contract == RoundingContract::eager_query_rounded;
-}
-
-bool rounds_scores(RoundingContract contract) {
-  return stores_weights(contract) || contract == RoundingContract::scores_rounded;
-}
-
-// Whether the query is scaled and stored before it is multiplied by the keys.
-bool scales_query(RoundingContract contract) {
-  return contract == RoundingContract::query_rounded ||
-         contract == RoundingContract::eager_query_rounded;
-}
-
-// Whether the query is rounded to fp16, and whether K and V are.
-bool rounds_query(RoundingContract contract) {
-  return contract == RoundingContract::operands_fp16 || contract == RoundingContract::flash_fp16;
-}
-bool rounds_cache(RoundingContract contract) {
-  return rounds_query(contract) || contract == RoundingContract::cache_fp16;
-}
-// Whether a rounding on the way may go the other way in a right kernel, so that ties are summed up.
-bool has_ties(RoundingContract contract) {
-  return rounds_scores(contract) || rounds_query(contract);
-}
-
-// The factor of products of queries and keys: 1 / sqrt(head_dim), the only scale that
-// these models have, or nothing where the query has been before it was stored. It is not taken out
-// of such a query again: the products of stored numbers are exact in fp64, so that a score that
-// lies halfway between two numbers does so whatever the order of the sum.
-double scale_of(int64_t head_dim, RoundingContract contract) {
-  return scales_query(contract) ? 1 : 1 / std::sqrt(head_dim);
 }
 
 // The result of `of` for each query: p [kv heads, group, queries, keys], v [kv heads, keys, dim], o
@@ -203,27 +170,15 @@ Weights weights_of(const at::Tensor& raw, const at::Tensor& sizes, const at::Ten
   }
   if (!rounds_scores(call.contract)) return {.p = softmax(raw * scale)};
 
-  // A query that was scaled before leaves nothing to do after the product, and no rounding.
   const Grid grid = Grid::of(call.dtype);
-  const at::Tensor product = grid.rounded(raw);
-  if (!call.for_budget) {
-    const at::Tensor p = softmax(grid.rounded(product * scale));
-    return {.p = stores_weights(call.contract) ? grid.rounded(p) : p};
-  }
-  const NearTies of_product =
-      near_ties(raw, sizes * (kLambda * std::sqrt(width) * u), sizes * (walk_of(width) * u), grid);
-  const at::Tensor scaled = product * scale, scores = grid.rounded(scaled);
-  const NearTies of_scaled = near_ties(scaled, scaled.abs() * (2 * u), scaled.abs() * u, grid);
+  at::Tensor scores, moved, chance;
+  round_scores(raw, sizes, head_dim, call, scores, moved, chance);
   Weights w{.p = softmax(scores)};
-  // A product that is rounded the other way may round its scaled score the other way too.
-  at::Tensor move = of_product.step * scale + of_scaled.step;
-  if (!scales_query(call.contract))
-    move = move +
-           at::where(of_product.step > 0, grid.spacing(scaled), at::zeros({}, scaled.options()));
-  w.moved = w.p * move;
-  w.moved_squares = (of_product.chance + of_scaled.chance) * w.moved.square();
+  if (!call.for_budget) return {.p = stores_weights(call.contract) ? grid.rounded(w.p) : w.p};
+  w.moved = w.p * moved;
+  w.moved_squares = chance * w.moved.square();
   if (!stores_weights(call.contract)) return w;
-  round_weights(w, move, move / 3, grid);
+  round_weights(w, moved, moved / 3, grid);
   return w;
 }
 
@@ -439,12 +394,8 @@ void attend_in_threads(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 
 Exact exact_attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                       const std::vector<KeyRange>& seen, const AttentionCall& call) {
-  const Grid fp16 = Grid::of(DType::f16);
-  at::Tensor q = query, k = keys, v = values;
-  if (scales_query(call.contract))
-    q = Grid::of(call.dtype).rounded(query * (1 / std::sqrt(query.size(-1))));
-  if (rounds_query(call.contract)) q = fp16.rounded(query);
-  if (rounds_cache(call.contract)) k = fp16.rounded(keys), v = fp16.rounded(values);
+  const at::Tensor q = rounded_query(query, call);
+  const at::Tensor k = rounded_cache(keys, call), v = rounded_cache(values, call);
   const auto like_q = [&] { return at::empty_like(q, at::MemoryFormat::Contiguous); };
   const auto one_a_head = [&] { return at::empty({q.size(0), q.size(1), q.size(2)}, q.options()); };
   Attended all{.out = like_q()};

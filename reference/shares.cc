@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -18,6 +19,7 @@
 #include <limits>
 
 #include "kernels/base/check.h"
+#include "reference/attention_rounding.h"
 #include "reference/bridge.h"
 #include "src/judge/contracts.h"
 
@@ -45,15 +47,25 @@ Share share_of(const std::vector<KeyRange>& seen, int64_t begin, int64_t end) {
   return share;
 }
 
-// The logarithms and the largest scores of some queries, [queries, kv heads, group] each.
+// The logarithms of the sums of some queries, and what their budget needs, [queries, kv heads,
+// group] each: undefined where the contract does not need it.
 struct Logarithms {
   at::Tensor lse, score;
+  at::Tensor squares;            // sum p^2, of the weights p
+  at::Tensor ties, tie_squares;  // what scores that are rounded the other way move lse by
+
+  void visit(const Logarithms& other, auto both) {
+    both(lse, other.lse), both(score, other.score), both(squares, other.squares);
+    both(ties, other.ties), both(tie_squares, other.tie_squares);
+  }
 };
 
-// q [queries, kv heads, group, head_dim], of which query i sees the keys seen[i].
-Logarithms logarithms(const at::Tensor& q, const at::Tensor& k, std::span<const KeyRange> seen) {
+// q [queries, kv heads, group, head_dim], of which query i sees the keys seen[i]; both as the
+// contract multiplies them. Weights that are stored do not show: they are divided before that.
+Logarithms logarithms(const at::Tensor& q, const at::Tensor& k, std::span<const KeyRange> seen,
+                      const AttentionCall& call) {
   const int64_t n = q.size(0), kv = q.size(1), group = q.size(2);
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const double scale = scale_of(q.size(3), call.contract);
   int64_t first = seen[0].begin, last = seen[0].end;
   std::vector<int64_t> begins, ends;
   for (const KeyRange& keys : seen) {
@@ -67,10 +79,24 @@ Logarithms logarithms(const at::Tensor& q, const at::Tensor& k, std::span<const 
   const at::Tensor hidden = (key < begin) | (key >= column(ends));
   const at::Tensor queries = q.permute({1, 2, 0, 3}).flatten(1, 2);
   const at::Tensor keys = k.narrow(1, first, last - first).transpose(1, 2);
-  const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}) * scale; };
-  const at::Tensor scores = by_query(at::bmm(queries, keys)).masked_fill(hidden, kNever);
-  const at::Tensor sizes = by_query(at::bmm(queries.abs(), keys.abs())).masked_fill(hidden, 0);
-  return {at::logsumexp(scores, -1).permute({2, 0, 1}), sizes.amax(-1).permute({2, 0, 1})};
+  const auto by_query = [&](const at::Tensor& x) { return x.view({kv, group, n, -1}); };
+  const auto of_queries = [](const at::Tensor& x) { return x.permute({2, 0, 1}); };
+  const at::Tensor raw = by_query(at::bmm(queries, keys));
+  const at::Tensor sizes = by_query(at::bmm(queries.abs(), keys.abs()));
+  at::Tensor scores = raw * scale, moved, chance;
+  if (rounds_scores(call.contract))
+    round_scores(raw, sizes, q.size(3), call, scores, moved, chance);
+  const at::Tensor seen_scores = scores.masked_fill(hidden, kNever);
+  Logarithms of{.lse = of_queries(at::logsumexp(seen_scores, -1)),
+                .score = of_queries((sizes * scale).masked_fill(hidden, 0).amax(-1))};
+  if (!call.for_budget || (!moved.defined() && !rounds_weights(call.contract))) return of;
+  const at::Tensor p = at::softmax(seen_scores, -1);
+  if (rounds_weights(call.contract)) of.squares = of_queries(p.square().sum(-1));
+  if (!moved.defined()) return of;
+  const at::Tensor by_key = (p * moved.expm1()).masked_fill(hidden, 0);
+  of.ties = of_queries(by_key.sum(-1));
+  of.tie_squares = of_queries((chance.masked_fill(hidden, 0) * by_key.square()).sum(-1));
+  return of;
 }
 
 // Puts rows of one share, of [queries, ...], into their places of [rows, shares, ...].
@@ -78,10 +104,11 @@ void put(const at::Tensor& all, int64_t share, const at::Tensor& rows, const at:
   all.select(1, share).index_copy_(0, rows, some);
 }
 
-Exact log_sum_exps(const at::Tensor& q, const at::Tensor& k, const std::vector<Share>& shares) {
+Exact log_sum_exps(const at::Tensor& query, const at::Tensor& keys,
+                   const std::vector<Share>& shares, const AttentionCall& call) {
+  const at::Tensor q = rounded_query(query, call), k = rounded_cache(keys, call);
   const int64_t heads = q.size(1) * q.size(2), count = std::ssize(shares);
-  const at::Tensor lse = at::full({q.size(0), count, q.size(1), q.size(2)}, kNever, q.options());
-  const at::Tensor score = at::zeros(lse.sizes(), q.options());
+  Logarithms all{.lse = at::full({q.size(0), count, q.size(1), q.size(2)}, kNever, q.options())};
   for (int64_t s = 0; s < count; ++s) {
     const auto& [rows, seen] = shares[s];
     int64_t most = 1;
@@ -92,39 +119,61 @@ Exact log_sum_exps(const at::Tensor& q, const at::Tensor& k, const std::vector<S
       const at::Tensor index =
           at::tensor(std::vector(rows.begin() + first, rows.begin() + first + n)).to(q.device());
       const Logarithms of =
-          logarithms(q.index_select(0, index), k, std::span(seen).subspan(first, n));
-      put(lse, s, index, of.lse);
-      put(score, s, index, of.score);
+          logarithms(q.index_select(0, index), k, std::span(seen).subspan(first, n), call);
+      all.visit(of, [&](at::Tensor& to, const at::Tensor& from) {
+        if (!from.defined()) return;
+        if (!to.defined()) to = at::zeros(all.lse.sizes(), q.options());
+        put(to, s, index, from);
+      });
     }
   }
-  Exact exact{
-      .shape = {q.size(0), count, heads}, .want = held_numbers(lse.flatten(2)), .terms = q.size(3)};
-  exact.score = held_numbers(score.flatten(2));
-  return exact;
+  const auto numbers = [](const at::Tensor& x) {
+    return x.defined() ? held_numbers(x.flatten(2)) : Numbers();
+  };
+  return {.contract = call.contract,
+          .shape = {q.size(0), count, heads},
+          .want = numbers(all.lse),
+          .terms = q.size(3),
+          .weighted_squares = numbers(all.squares),
+          .score = numbers(all.score),
+          .ties = numbers(all.ties),
+          .tie_squares = numbers(all.tie_squares)};
 }
 
 Exact partials(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                const std::vector<Share>& shares, const AttentionCall& call) {
   const int64_t count = std::ssize(shares), heads = q.size(1) * q.size(2);
-  constexpr Numbers Exact::*kFields[] = {
-      &Exact::want,           &Exact::magnitude,        &Exact::spread,
-      &Exact::spread_squares, &Exact::weighted_squares, &Exact::score};
-  std::vector<at::Tensor> all;
-  for (const auto field : kFields) {
-    std::vector<int64_t> sizes = {q.size(0), count, q.size(1), q.size(2)};
-    if (field != &Exact::score) sizes.push_back(q.size(3));
-    all.push_back(at::zeros(sizes, q.options()));
-  }
+  // Some contracts have no use for the last ones, and then no share has them.
+  constexpr Numbers Exact::*kFields[] = {&Exact::want,
+                                         &Exact::magnitude,
+                                         &Exact::spread,
+                                         &Exact::spread_squares,
+                                         &Exact::weighted_squares,
+                                         &Exact::score,
+                                         &Exact::overlap,
+                                         &Exact::ties,
+                                         &Exact::tie_squares};
+  std::vector<at::Tensor> all(std::size(kFields));
+  all[0] = at::zeros({q.size(0), count, q.size(1), q.size(2), q.size(3)}, q.options());
   for (int64_t s = 0; s < count; ++s) {
     if (shares[s].rows.empty()) continue;
     const at::Tensor index = at::tensor(shares[s].rows).to(q.device());
     const Exact some = exact_attention(q.index_select(0, index), k, v, shares[s].seen, call);
-    for (size_t f = 0; f < all.size(); ++f)
-      if (!(some.*kFields[f]).empty()) put(all[f], s, index, tensor_of(some.*kFields[f]));
+    for (size_t f = 0; f < all.size(); ++f) {
+      if ((some.*kFields[f]).empty()) continue;
+      const at::Tensor& of_share = tensor_of(some.*kFields[f]);
+      if (!all[f].defined()) {
+        std::vector<int64_t> sizes = of_share.sizes().vec();
+        sizes[0] = q.size(0);
+        sizes.insert(sizes.begin() + 1, count);
+        all[f] = at::zeros(sizes, q.options());
+      }
+      put(all[f], s, index, of_share);
+    }
   }
   Exact exact{.contract = call.contract, .shape = {q.size(0), count, heads, q.size(3)}};
   for (size_t f = 0; f < all.size(); ++f)
-    if (f == 0 || call.for_budget) exact.*kFields[f] = held_numbers(all[f].contiguous());
+    if (all[f].defined()) exact.*kFields[f] = held_numbers(all[f].contiguous());
   return exact;
 }
 
@@ -138,7 +187,7 @@ Exact exact_shares(bool is_partial, const at::Tensor& q, const at::Tensor& k, co
   std::vector<Share> shares;
   for (size_t s = 0; s + 1 < begins.size(); ++s)
     shares.push_back(share_of(seen, begins[s], begins[s + 1]));
-  Exact exact = is_partial ? partials(q, k, v, shares, call) : log_sum_exps(q, k, shares);
+  Exact exact = is_partial ? partials(q, k, v, shares, call) : log_sum_exps(q, k, shares, call);
   if (!call.for_budget) return exact;
   std::vector<double> terms(seen.size() * shares.size());
   for (size_t s = 0; s < shares.size(); ++s)

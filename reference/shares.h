@@ -11,8 +11,9 @@
 namespace lockstep {
 
 // Exact::want of log_sum_exp or, of is_partial, of partial_attention, with what their budgets need
-// (src/judge/ops), of the arguments of exact_attention(). begins: OracleCall::shares. A share of
-// which a query sees no key is 0, its logarithm -Inf.
+// (src/judge/ops), of the arguments of exact_attention(). Of a logarithm Exact::weighted_squares is
+// sum p^2, where the contract rounds the weights p. begins: OracleCall::shares. A share of which a
+// query sees no key is 0, its logarithm -Inf.
 Exact exact_shares(bool is_partial, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const std::vector<KeyRange>& seen, std::span<const int64_t> begins,
                    const AttentionCall& call);

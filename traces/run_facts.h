@@ -23,6 +23,10 @@ inline constexpr const char* kMatmulFact = "matmul";
 // Is there where the engine computed several ops at once, of which none can be put right alone.
 inline constexpr const char* kFusedFact = "fused_ops";
 
+// The executor that shows what it computed when all of a pass is, "instructions" or "persistent",
+// which takes no --modes. Not there where ops are computed one by one.
+inline constexpr const char* kExecutorFact = "executor";
+
 // Throws Error when the trace declares a size that is none.
 RunFacts run_facts_of(const Manifest& manifest);
 

@@ -103,7 +103,9 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
     call.shares = share_begins(lengths.front(), op.page_size, op.got.shape[1]);
   const Exact exact = oracle.evaluate(call);
   if (exact.want.size() != rows.size() * row_size_) return false;
-  const Budget budget = budget_of(op.call.place.point->op, exact, op.got.dtype);
+  const Place& place = op.call.place;
+  const Budget budget = budget_of(place.point->op, exact, op.got.dtype, {},
+                                  dtype_inside(place, op.got.dtype, call.dtype));
   for (size_t i = 0; i < rows.size(); ++i)
     for (size_t e = 0; e < row_size_; ++e) {
       want[rows[i] * row_size_ + e] = exact.want[i * row_size_ + e];

@@ -43,8 +43,8 @@ void check_sizes(const JudgedOp& op, const Exact& e, Elements elements) {
 // Fills what a Budget has of each element.
 class Filler {
  public:
-  Filler(const JudgedOp& op, const Exact& exact, DType dtype, Elements elements)
-      : op_(op), exact_(exact), dtype_(dtype), elements_(elements) {
+  Filler(const JudgedOp& op, const Exact& exact, DType dtype, Elements elements, DType inside)
+      : op_(op), exact_(exact), dtype_(dtype), inside_(inside), elements_(elements) {
     budget_.gain = op.gain(exact);
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
@@ -62,7 +62,7 @@ class Filler {
   }
 
   Budget fill() {
-    op_.inner(exact_, elements_.first, dtype_,
+    op_.inner(exact_, elements_.first, inside_,
               {budget_.limit, budget_.variance, budget_.shared, budget_.underflow});
     if (exact_.steps.empty() && exact_.ties.empty() && dtype_ != DType::f64)
       put_all();
@@ -121,11 +121,11 @@ class Filler {
     bool of_table = false;
     for (const Step& step : exact_.steps) {
       const JudgedOp::Reach reach = op_.reach(exact_, step, i);
-      const NearTie tie = near_tie(step.value[i], reach.most, reach.usual, dtype_);
+      const NearTie tie = near_tie(step.value[i], reach.most, reach.usual, inside_);
       if (tie.step == 0) continue;
       const double slope = step.slope.empty() ? 1 : std::fabs(step.slope[i]);
       double moved = tie.step * slope;
-      if (op_.step_moves) moved = op_.step_moves(exact_, step, i, moved, dtype_);
+      if (op_.step_moves) moved = op_.step_moves(exact_, step, i, moved, inside_);
       of_table = op_.one_table;
       ties += moved;
       tie_squares += tie.chance * (moved * moved);
@@ -154,7 +154,7 @@ class Filler {
 
   const JudgedOp& op_;
   const Exact& exact_;
-  DType dtype_;
+  DType dtype_, inside_;
   Elements elements_;
   bool has_products_ = false;  // JudgedOp::is_product says which
   double common_ = 0;          // common_part(); 0: no sum
@@ -173,14 +173,15 @@ double spacing_of_operands(RoundingContract contract) {
 }  // namespace
 
 // The part that each kind of op adds is in src/judge/ops, one file a kind.
-Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements) {
+Budget budget_of(OpKind kind, const Exact& exact, DType dtype, Elements elements,
+                 std::optional<DType> inside) {
   const JudgedOp& op = judged_op(kind);
   check(op.inner != nullptr,
         "a budget was asked for an op that copies or compares: such ops are exact by their inputs");
   if (elements.count == std::dynamic_extent)
     elements.count = exact.want.size() - std::min(elements.first, exact.want.size());
   check_sizes(op, exact, elements);
-  return Filler(op, exact, dtype, elements).fill();
+  return Filler(op, exact, dtype, elements, inside.value_or(dtype)).fill();
 }
 
 double misrounds_of(OpKind kind, RoundingContract contract, DType dtype) {
@@ -209,13 +210,17 @@ Turned turned_by_inputs(const Exact& e, size_t i, DType dtype) {
   for (const Step& step : e.steps)
     add(ulp(step.value[i], dtype) * (step.slope.empty() ? 1 : std::fabs(step.slope[i])));
   // Roundings of scores and weights are taken for independent errors of all keys: a score that goes
-  // the other way moves the element by p (v - o), a weight by p v less p o.
+  // the other way moves the element by p (v - o), a weight by p v less p o. It moves the logarithm
+  // of their sum by p, which is 1 at most.
   if (!e.score.empty() && e.contract != hf) {  // attention: each key's score, and its weight
-    const double score = e.score[i / e.shape.last()];
+    const bool is_logarithm = e.spread_squares.empty();
+    const double score = e.score[is_logarithm ? i : i / e.shape.last()];
     const DType inside = reads_fp16 ? DType::f16 : dtype;
-    const double of_scores = squared(ulp(score, inside)) / 6 * e.spread_squares[i];
+    const double spread = is_logarithm ? 1 : e.spread_squares[i];
+    const double of_scores = squared(ulp(score, inside)) / 6 * spread;
     const double of_weights =
-        squared(2 * unit_roundoff(inside)) / 6 * (e.weighted_squares[i] + e.spread_squares[i]);
+        is_logarithm ? 0
+                     : squared(2 * unit_roundoff(inside)) / 6 * (e.weighted_squares[i] + spread);
     turned.variance += of_scores + of_weights;
     turned.most += kCarriedDeviations * std::sqrt(of_scores + of_weights);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -70,9 +71,11 @@ struct Budget {
 // misround (roundoff.h, near_tie).
 // Where all heads and layers read the values in one table (rope), its ties are no independent
 // errors: V is infinite there. misrounds: bf16 .02, fp16 .10, twice and more of what matrix
-// products on CPUs and GPUs have; no limit in fp32. Throws Error when `exact` lacks a magnitude
-// that `op` needs, or some of the elements. Several threads may ask at once.
-Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {});
+// products on CPUs and GPUs have; no limit in fp32. inside: the dtype that the contract rounds to
+// on the way, where the result's is another. Throws Error when `exact` lacks a magnitude that `op`
+// needs, or some of the elements. Several threads may ask at once.
+Budget budget_of(OpKind op, const Exact& exact, DType dtype, Elements elements = {},
+                 std::optional<DType> inside = {});
 
 // Budget::misrounds of a result in that dtype under that contract.
 double misrounds_of(OpKind op, RoundingContract contract, DType dtype);
@@ -88,7 +91,8 @@ struct Turned {
   double most = 0;
   double variance = 0;
 };
-// exact: under the contract exact.contract, of which `fused` has no rounding on the way to turn.
+// exact: under the contract exact.contract, of which `fused` has no rounding on the way to turn;
+// dtype: that it rounds to on the way.
 Turned turned_by_inputs(const Exact& exact, size_t element, DType dtype);
 
 // B and V have room for so many times the variance that samples show (carried.h). It is known from
@@ -99,7 +103,8 @@ Turned turned_by_inputs(const Exact& exact, size_t element, DType dtype);
 inline constexpr double kCarriedVariance = 2;
 // Widens the budget of a row, whose elements begin at `first`, by errors of the op's inputs, of
 // that variance by element, and by what they turn. The elements of a row have them in common, as
-// one wrong input moves all; so no statistic of shares or gains is held.
+// one wrong input moves all; so no statistic of shares or gains is held. dtype: that the contract
+// rounds to on the way.
 void widen(Budget& budget, const Exact& exact, size_t first, std::span<const double> variance,
            DType dtype);
 

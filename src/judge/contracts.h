@@ -37,6 +37,10 @@ namespace lockstep {
 //                 cache_fp16        sum p h(v), p = softmax(q h(k) scale)
 //                 flash_fp16        cache_fp16, or of h(q), where the sums over the keys so far
 //                                   have roundings of their own to fp16
+//   partial_attention, log_sum_exp
+//                 those of attention, within each share of the keys: the dtype of the run is what
+//                 is rounded to on the way, and fp32 what is stored. Under hf the logarithm may be
+//                 of the rounded weights or not.
 //   weighted_sum  fused             r(sum p y)
 //                 hf                r(.. r(r(p y) + r(p' y')) ..) by ascending expert
 //                 products_rounded  r(sum r(p y))

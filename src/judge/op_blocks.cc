@@ -277,6 +277,7 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
   const SelectedRows exact_model(&of_exact, rows), rounded_model(&of_rounded, rows);
   Block block{place,
               dtype_at(place),
+              dtype_inside(place, dtype_at(place), options_.dtype),
               first,
               rows,
               exact,
@@ -326,7 +327,7 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
 }
 
 bool OpJudge::narrow_enough(const Block& block) {
-  const Budget own = budget_of(block.place.point->op, block.exact, block.dtype);
+  const Budget own = budget_of(block.place.point->op, block.exact, block.dtype, {}, block.inside);
   double narrow = 0, wide = 0, size = 0, power = 0;
   for (size_t i = 0; i < own.limit.size(); ++i) {
     narrow += own.limit[i];
@@ -348,9 +349,11 @@ bool OpJudge::narrow_enough(const Block& block) {
 Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
   const size_t size = block.got.row_size();
   const OpKind op = block.place.point->op;
-  Budget budget = budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size});
+  Budget budget =
+      budget_of(op, block.exact, block.dtype, {.first = row * size, .count = size}, block.inside);
   if (!block.carried.empty()) {
-    widen(budget, block.exact, row * size, {block.carried.begin() + row * size, size}, block.dtype);
+    widen(budget, block.exact, row * size, {block.carried.begin() + row * size, size},
+          block.inside);
     return budget;
   }
   // Limits are measured of kernels that round once.

@@ -127,7 +127,8 @@ DType OpJudge::dtype_at(const Place& place) const {
 
 ContractTraits OpJudge::traits_of(const Place& place) const {
   const bool linear = place.point->op == OpKind::linear;
-  return {.dtype = dtype_at(place), .has_bias = linear && oracle_.has_bias(place)};
+  return {.dtype = dtype_inside(place, dtype_at(place), options_.dtype),
+          .has_bias = linear && oracle_.has_bias(place)};
 }
 
 std::vector<RoundingContract> OpJudge::candidates(const Place& place) const {

@@ -127,8 +127,9 @@ class OpJudge {
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
   // Whether wrong nodes of an attention are merged right of the shares that were recorded. Those
-  // that are get the outcome of their merge: they are wrong by what they were merged of. The others
-  // say so. `shares` are its attn.partial and attn.lse, which have been judged, and `outcomes`
+  // that are get the outcome of their merge: they are wrong by what they were merged of. So do
+  // those of which some elements are: their finding is of what the merge itself got wrong. It says
+  // that it did. `shares` are its attn.partial and attn.lse, which have been judged, and `outcomes`
   // those of judge(), of that place.
   void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
                    std::vector<NodeOutcomes>& outcomes);

@@ -51,8 +51,8 @@ struct OpJudge::Group {
 
 struct OpJudge::Block {
   const Place& place;
-  DType dtype;
-  size_t first;  // row of the group
+  DType dtype, inside;  // of its results, and that it rounds to on the way
+  size_t first;         // row of the group
   std::span<const Row> rows;
   const Exact& exact;
   Numbers carried;  // variance of what is hidden before it; empty: none

@@ -136,11 +136,13 @@ bool is_at(std::string_view globs, const Point& p) {
   return globs.empty() || Selection(std::string(globs), "", "", "").has(p, -1);
 }
 
-// Later lines overwrite earlier ones, so that a line for some points may follow one for all.
+// Later lines overwrite earlier ones, so that a line for some points may follow one for all. The
+// shares of an attention round as it does.
 RoundingContract contract_at(const Preset& preset, const Point& p) {
   RoundingContract contract = fused;
+  const OpKind op = p.is_of_shares() ? OpKind::attention : p.op;
   for (const Preset::Line& line : preset.lines)
-    if (line.op == p.op && is_at(line.points, p)) contract = line.contract;
+    if (line.op == op && is_at(line.points, p)) contract = line.contract;
   return contract;
 }
 

@@ -1,6 +1,6 @@
 // An attention that was merged of shares is judged by what the shares read, as any other. Where it
-// is wrong, its recorded shares are merged in fp64: if that is what the engine has, the error came
-// with them, and they were judged themselves.
+// is wrong, its recorded shares are merged in fp64: where that is what the engine has, the error
+// came with them, and they were judged themselves. The rest of what is wrong is the merge's.
 #include "src/judge/shares.h"
 
 #include <fmt/format.h>
@@ -50,6 +50,10 @@ int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries) 
   for (int axis = 0; axis < after; ++axis)
     if (shape[2 + axis] != queries[1 + axis]) return 0;
   return shape[1];
+}
+
+DType dtype_inside(const Place& place, DType stored, DType run) {
+  return place.point->is_of_shares() ? run : stored;
 }
 
 Place partial_of(const Place& place) { return {&point("attn.partial"), place.layer}; }
@@ -111,6 +115,18 @@ bool fit_each_other(const std::vector<Place>& shares, const JudgedPass& pass,
   return partial.rank() == 4 && lse == Shape(partial.extents().first(3));
 }
 
+// Whether all that is wrong in an attention is wrong in its merge: none of it came with the shares.
+bool is_of_merge(const NodeOutcome& attention, const NodeOutcome& merge) {
+  if (attention.wrong.empty()) return merge.wrong.empty();
+  return std::ranges::all_of(attention.wrong, [&](const WrongRow& row) {
+    const auto merged = std::ranges::find(merge.wrong, row.row, &WrongRow::row);
+    if (merged == merge.wrong.end()) return false;
+    for (size_t e = 0; e < row.elements.size(); ++e)
+      if (row.elements[e] && !merged->elements[e]) return false;
+    return true;
+  });
+}
+
 }  // namespace
 
 void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
@@ -135,16 +151,16 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const bool is_wrong = merge.is_finding() && !merge.passes_on;
     for (NodeOutcome& outcome : outcomes[i]) {
       if (!outcome.is_finding()) continue;
-      if (is_wrong) {
+      if (!is_wrong || !is_of_merge(outcome, merge)) {
+        const ErrorSums sums = outcome.sums;
+        outcome = merge;
+        outcome.sums = sums;
+        wrong_by_shares_.insert(key_of(place));
+      }
+      if (is_wrong)
         outcome.finding.rule += fmt::format(
             "{}merged wrong: not what attn.partial and attn.lse, as they were recorded, come to",
             outcome.finding.rule.empty() ? "" : "; ");
-        continue;
-      }
-      const ErrorSums sums = outcome.sums;
-      outcome = merge;
-      outcome.sums = sums;
-      wrong_by_shares_.insert(key_of(place));
     }
   }
 }

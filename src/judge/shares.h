@@ -21,6 +21,10 @@ Graph without_merges(const Graph& graph);
 // it is not as these have it.
 int64_t shares_in(const Point& point, const Shape& shape, const Shape& queries);
 
+// The dtype that an op rounds to on the way to a result in `stored`: shares are fp32 in a run of 16
+// bits too, and their weights and scores are what the run's attention has.
+DType dtype_inside(const Place& place, DType stored, DType run);
+
 // The attn.partial of the same layer.
 Place partial_of(const Place& place);
 // The shares that a tensor of the place is to have: as many as the partial results that were

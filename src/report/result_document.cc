@@ -275,7 +275,9 @@ std::string next_text(const Result& result, const NextSteps& steps) {
   // Nor can one be put right within ops that compute several.
   if (alone && result.confirmations.empty() && !result.provenance.contains(kFusedFact))
     say("lockstep run ... --confirm", "proves it by putting the op right");
-  if (alone && result.first->verdict == Verdict::nonfinite)
+  // Who shows a pass when all of it is computed gives no op what it was given in another mode.
+  if (alone && result.first->verdict == Verdict::nonfinite &&
+      !result.provenance.contains(kExecutorFact))
     say("lockstep run ... --modes poison", "whether slots past a context are read");
   // A tensor that is missing cannot be looked at, but the places that are there can.
   if (!steps.trace.empty() && result.first->verdict == Verdict::structural)

@@ -96,6 +96,8 @@ std::map<std::string, std::string> facts_of(const Session& session,
   }
   // Whoever proposes --confirm asks for it, and check_can_confirm() refuses the same.
   if (session.engine.make_executor || !session.ops.fused.of_user.empty()) facts[kFusedFact] = "1";
+  if (session.engine.make_executor)
+    facts[kExecutorFact] = session.schedule ? "instructions" : "persistent";
   if (session.schedule) {
     facts["path"] = "instructions";
     facts["queues"] = std::to_string(session.schedule->queues);

@@ -238,11 +238,12 @@ void Meter::end_group(Row& measured, const GroupSums& group, const NodeSlice& wo
   if (head_size_ > 0) measured.heads.push_back(slice);
 }
 
-// A head of a row, or the row where there are no heads. Elements that share a part of their
-// variance count as fewer. An op's own errors are shared within a head, those of its inputs within
-// the row.
+// A head of a row (of each share, where there are shares of it), or the row where there are no
+// heads. Elements that share a part of their variance count as fewer. An op's own errors are shared
+// within a head, those of its inputs within the row.
 void Meter::end_groups(Row& measured, const RowNumbers& row, const StoredRow& stored) const {
-  const size_t size = head_size_ > 0 ? head_size_ : row_size_;
+  const Shape& axes = options_.row_shape;
+  const size_t size = axes.rank() > 1 ? axes.last() : row_size_;
   const bool carries = !row.carried.empty() && !options_.rows_alike;
   if (head_size_ == 0 && row.shared.empty() && !carries) return;
   const std::span<const double> of_inputs = carries ? row.carried : std::span<const double>();

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "src/causes/causes.h"
+#include "src/faults/seeds.h"
 #include "src/judge/story.h"
 #include "src/schedule/make_schedule.h"
 #include "src/weights/qwen_graph.h"
@@ -139,6 +140,34 @@ TEST(ShownShares, AreOfAnAttentionThatMayBeMissing) {
   EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
   for (const Finding& finding : result.findings)
     EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
+}
+
+// Multiplies a head by two, so that each number stays as exact as it was.
+void double_head(RecordedTensor& tensor, const Place& place, int64_t head) {
+  if (!is_at(tensor, place)) return;
+  const int64_t dim = tensor.shape.last(), heads = tensor.shape[tensor.shape.rank() - 2];
+  Tensor doubled(tensor.shape, tensor.dtype);
+  for (int64_t i = 0; i < tensor.shape.count(); ++i)
+    put(doubled, i, get(tensor.data, i) * (i / dim % heads == head ? 2.0F : 1.0F));
+  tensor.data = doubled;
+}
+
+// The shares of head 1 are wrong, and merged right; those of head 4 are right, and merged wrong.
+TEST(ShownShares, OfOneHeadAreNoErrorOfTheMergeOfAnother) {
+  const Result result = judged_after({[](RecordedTensor& tensor) {
+    double_head(tensor, kPartial, 1);
+    double_head(tensor, kOut, 1);
+    double_head(tensor, kOut, 4);
+  }});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.partial", "attn.out"})) << result.story;
+  for (const Finding& finding : result.findings) {
+    const bool of_merge = finding.node.place == kOut;
+    EXPECT_EQ(finding.rule.find("merged wrong") != std::string::npos, of_merge) << finding.rule;
+    ASSERT_TRUE(finding.shape);
+    EXPECT_EQ(finding.shape->where, of_merge ? "head 4" : "head 1");
+    ASSERT_EQ(finding.index.size(), of_merge ? 3U : 4U);
+    EXPECT_EQ(finding.index[finding.index.size() - 2], of_merge ? 4 : 1);
+  }
 }
 
 TEST(ShownShares, AreNotMergedWhereTheResultIsOfAnotherShape) {

@@ -132,6 +132,9 @@ TEST_F(Interpreter, ShowsAPartialResultThatIsLeftOut) {
       << left_out.out;
   EXPECT_NE(left_out.out.find("layer 2 attn.partial is the first to make NaN"), std::string::npos)
       << left_out.out;
+  // Which this executor refuses.
+  for (const char* refused : {"--modes", "--confirm"})
+    EXPECT_EQ(left_out.out.find(refused), std::string::npos) << left_out.out;
 }
 
 // Requests of unlike lengths in permuted pages, of which the first tokens of a prompt see none of

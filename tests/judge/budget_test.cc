@@ -532,6 +532,34 @@ TEST(Contracts, OfAttentionGiveEachWeightARoundingOfItsOwn) {
   EXPECT_EQ(eager.limit[1], fused.limit[1]);
 }
 
+// Those of shares round weights to the dtype of the run, whatever they are stored in themselves.
+TEST(Contracts, OfSharesRoundToTheDtypeOfTheRun) {
+  Exact exact{.shape = {1, 1, 1, 2}, .want = {1, 1}, .row_terms = {4}, .magnitude = {2, 2}};
+  exact.spread = {0.5, 0.5}, exact.spread_squares = {0.1, 0.1}, exact.score = {3};
+  exact.weighted_squares = {0.25, 0.25}, exact.overlap = {0.09};
+  const auto partial = [&] {
+    return budget_of(OpKind::partial_attention, exact, DType::f32, {}, DType::bf16);
+  };
+  const Budget fused = partial();
+  exact.contract = RoundingContract::hf;
+  const Budget hf = partial();
+  EXPECT_NEAR(hf.limit[0] - fused.limit[0], 0.6 * 8 * 0x1p-8 * 0.5, 1e-9);
+  EXPECT_NEAR(hf.variance[0] - fused.variance[0], 0x1p-18 / 3, 1e-15);
+  EXPECT_NEAR(hf.shared[0] - fused.shared[0], 0.3 * 0x1p-18 / 3, 1e-15);
+  EXPECT_LT(budget_of(OpKind::partial_attention, exact, DType::f32).limit[0], 1e-4);
+
+  Exact lse{.shape = {1, 1, 1}, .want = {2}, .terms = 64, .row_terms = {4}, .score = {3}};
+  const auto logarithm = [&] {
+    return budget_of(OpKind::log_sum_exp, lse, DType::f32, {}, DType::bf16);
+  };
+  const Budget plain = logarithm();
+  lse.contract = RoundingContract::hf;
+  EXPECT_THROW(logarithm(), Error) << "no squares of weights";
+  lse.weighted_squares = {0.25};
+  EXPECT_NEAR(logarithm().limit[0] - plain.limit[0], 0.6 * 8 * 0x1p-8 * 0.5, 1e-9);
+  EXPECT_NEAR(logarithm().variance[0] - plain.variance[0], 0x1p-18 / 3, 1e-15);
+}
+
 TEST(Budget, IsRefusedWithoutItsMagnitudes) {
   const Exact exact{.shape = {2}, .want = {1, 2}, .terms = 3, .magnitude = {1}};
   EXPECT_NE(error_of([&] { budget_of(OpKind::linear, exact, DType::bf16); }).find("oracle"),

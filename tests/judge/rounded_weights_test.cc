@@ -22,13 +22,15 @@ enum class Kernel {
   sums_rounded,    // the same, divides by the sum of what it rounded
   drops_a_bit,     // divides first, and has a bit less of each weight
   drops_two_bits,  // two
+  cuts,            // divides last, and rounds each weight down
 };
 
 struct Case {
   DType dtype;
   size_t rows, dim, keys;
-  double sharpness;  // standard deviation of the scores
-  double common;     // what all values of a column have in common, in their standard deviations
+  double sharpness;    // standard deviation of the scores
+  double common;       // what all values of a column have in common, in their standard deviations
+  bool share = false;  // two shares of half as many heads, stored in fp32
 };
 
 // A head of one query: what budget_of asks of the oracle, and what the kernel makes of it.
@@ -39,7 +41,8 @@ struct Head {
 
 std::vector<double> rounded(Kernel kernel, const std::vector<double>& powers, double sum,
                             DType dtype) {
-  const bool first = kernel != Kernel::divides_last && kernel != Kernel::sums_rounded;
+  const bool first =
+      kernel != Kernel::divides_last && kernel != Kernel::sums_rounded && kernel != Kernel::cuts;
   std::vector<double> weights;
   double sum_rounded = 0;
   for (const double power : powers) {
@@ -47,7 +50,10 @@ std::vector<double> rounded(Kernel kernel, const std::vector<double>& powers, do
     const double bits = kernel == Kernel::drops_a_bit ? 2 : 4;  // multiples of the dtype's spacing
     const bool drops = kernel == Kernel::drops_a_bit || kernel == Kernel::drops_two_bits;
     const double spacing = ulp(x, dtype) * bits;
-    weights.push_back(drops ? std::nearbyint(x / spacing) * spacing : round_to(x, dtype));
+    const double cut = std::floor(x / ulp(x, dtype)) * ulp(x, dtype);
+    weights.push_back(drops                    ? std::nearbyint(x / spacing) * spacing
+                      : kernel == Kernel::cuts ? cut
+                                               : round_to(x, dtype));
     sum_rounded += weights.back();
   }
   if (!first)
@@ -85,7 +91,7 @@ Head attend(Kernel kernel, const Case& c, std::mt19937_64& random) {
     }
     head.spread_squares.push_back(spread_squares);
     head.want.push_back(want);
-    head.got.push_back(round_to(got, c.dtype));
+    head.got.push_back(round_to(got, c.share ? DType::f32 : c.dtype));
     head.magnitude.push_back(magnitude);
     head.spread.push_back(spread);
     head.squares.push_back(squares);
@@ -109,9 +115,10 @@ Head attend(Kernel kernel, const Case& c, std::mt19937_64& random) {
 bool alarms(Kernel kernel, const Case& c, uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto dim = static_cast<int64_t>(c.dim), heads = static_cast<int64_t>(kHeads);
-  Meter meter({.dtype = c.dtype,
+  const DType stored = c.share ? DType::f32 : c.dtype;
+  Meter meter({.dtype = stored,
                .node_class = NodeClass::reduction,
-               .row_shape = {heads, dim},
+               .row_shape = c.share ? Shape{2, heads / 2, dim} : Shape{heads, dim},
                .page_size = 16},
               static_cast<int64_t>(c.rows));
   for (size_t row = 0; row < c.rows; ++row) {
@@ -126,12 +133,15 @@ bool alarms(Kernel kernel, const Case& c, uint64_t seed) {
       append(spread_squares, head.spread_squares);
       overlap.push_back(head.overlap);
     }
-    Exact exact{.contract = RoundingContract::hf, .shape = {1, heads, dim}, .want = want};
-    exact.row_terms = {static_cast<double>(c.keys)};
+    Exact exact{.contract = RoundingContract::hf,
+                .shape = c.share ? Shape{1, 2, heads / 2, dim} : Shape{1, heads, dim},
+                .want = want};
+    exact.row_terms = std::vector<double>(c.share ? 2 : 1, static_cast<double>(c.keys));
     exact.magnitude = magnitude, exact.spread = spread, exact.weighted_squares = squares;
     exact.spread_squares = spread_squares, exact.overlap = overlap;
     exact.score = std::vector<double>(kHeads, 4 * c.sharpness);
-    const Budget b = budget_of(OpKind::attention, exact, c.dtype);
+    const OpKind op = c.share ? OpKind::partial_attention : OpKind::attention;
+    const Budget b = budget_of(op, exact, stored, {}, c.dtype);
     meter.add(static_cast<int64_t>(row),
               {got, want, b.limit, b.variance, b.shared, b.misround, b.gain});
   }
@@ -145,7 +155,7 @@ struct Count {
   double share() const { return static_cast<double>(alarms) / nodes; }
 };
 
-Count count(Kernel kernel, size_t rows, uint64_t seeds) {
+Count count(Kernel kernel, size_t rows, uint64_t seeds, bool share = false) {
   Count count;
   for (const DType dtype : {DType::bf16, DType::f16})
     for (const size_t dim : {16, 32, 96})
@@ -153,7 +163,7 @@ Count count(Kernel kernel, size_t rows, uint64_t seeds) {
         for (const double sharpness : {0.3, 1.0, 3.0})
           for (const double common : {0.0, 2.0})
             for (uint64_t seed = 0; seed < seeds; ++seed) {
-              const Case c{dtype, rows, dim, keys, sharpness, common};
+              const Case c{dtype, rows, dim, keys, sharpness, common, share};
               ++count.nodes;
               count.alarms += alarms(kernel, c, seed);
             }
@@ -174,6 +184,34 @@ TEST(RoundedWeights, ThatAreRoundedWorseAreSeen) {
   EXPECT_GT(count(Kernel::drops_a_bit, 40, 1).share(), 0.95);
   EXPECT_GT(count(Kernel::drops_two_bits, 1, 2).share(), 0.85);
   EXPECT_EQ(count(Kernel::drops_two_bits, 9, 1).share(), 1);
+}
+
+// The same of shares, whose results of fp32 show each rounding of a weight.
+TEST(RoundedWeights, OfSharesOfRightKernelsRaiseNoAlarm) {
+  for (const Kernel kernel : {Kernel::divides_first, Kernel::divides_last, Kernel::sums_rounded}) {
+    EXPECT_EQ(count(kernel, 1, 8, /*share=*/true).alarms, 0);
+    EXPECT_EQ(count(kernel, 9, 2, /*share=*/true).alarms, 0);
+  }
+}
+
+TEST(RoundedWeights, OfSharesThatAreRoundedWorseAreSeen) {
+  EXPECT_GT(count(Kernel::drops_a_bit, 40, 1, /*share=*/true).share(), 0.85);
+  EXPECT_EQ(count(Kernel::drops_two_bits, 9, 1, /*share=*/true).share(), 1);
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const double sharpness : {0.3, 1.0, 3.0})
+      for (const double common : {0.0, 2.0})
+        EXPECT_TRUE(alarms(Kernel::cuts, {dtype, 300, 32, 40, sharpness, common, true}, 1))
+            << name_of(dtype) << " " << sharpness << " " << common;
+}
+
+// All weights are a little over a power of two, where roundings are largest, and equal keys make
+// them so in every row.
+TEST(RoundedWeights, OfSharesMayLieWhereRoundingsAreLargest) {
+  for (const size_t keys : {3, 15, 31, 63})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const size_t rows : {1, 40, 300})
+        EXPECT_FALSE(alarms(Kernel::divides_first, {dtype, rows, 32, keys, 0.01, 0, true}, 1))
+            << keys << " keys, " << rows << " rows";
 }
 
 }  // namespace

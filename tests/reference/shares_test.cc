@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "src/judge/contracts.h"
 #include "tests/reference/passes.h"
 
 namespace lockstep {
@@ -36,13 +37,33 @@ class Shares : public testing::TestWithParam<std::string> {
     for (int64_t i = 0; i < shape.count(); ++i) tensor.as<float>()[i] = normal(generator_);
     return tensor;
   }
-  Exact evaluate(const Point& p) const {
+  Exact evaluate(const Point& p, RoundingContract contract = RoundingContract::fused) const {
     return oracle_->evaluate({.place = {&p, 1},
                               .dtype = DType::bf16,
+                              .contract = contract,
                               .inputs = {q_},
                               .rows = rows_,
                               .keys_values = {k_, v_},
                               .shares = begins_});
+  }
+  // The keys of a share that the query of row t sees.
+  std::pair<int64_t, int64_t> keys_of(size_t t, size_t share) const {
+    const int64_t position = positions_[t], window = checkpoint_->config().window[1];
+    const int64_t first = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+    const int64_t begin = std::max(begins_[share], first);
+    return {begin, std::max(begin, std::min<int64_t>(begins_[share + 1], position + 1))};
+  }
+  // The attention of row t over some keys, as if there were no others.
+  Exact over(size_t t, std::pair<int64_t, int64_t> keys, RoundingContract contract) const {
+    const auto [begin, end] = keys;
+    const std::vector<Row> rows = {{0, static_cast<int32_t>(end - begin - 1)}};
+    const auto part = [&](const Tensor& x) { return x.view().slice(begin, end - begin); };
+    return oracle_->evaluate({.place = {&point("attn.out"), 1},
+                              .dtype = DType::bf16,
+                              .contract = contract,
+                              .inputs = {q_.view().slice(static_cast<int64_t>(t), 1)},
+                              .rows = rows,
+                              .keys_values = {part(k_), part(v_)}});
   }
   Exact merged(const Tensor& partial, const Tensor& lse) const {
     return oracle_->evaluate({.place = {&point("attn.out"), 1},
@@ -138,6 +159,97 @@ TEST_P(Shares, AreEachWhatLoopsMakeOfTheirKeys) {
             EXPECT_NEAR((*got)[at * of->size() + d], (*of)[d], 1e-12);
       }
   EXPECT_GT(empty, 4U * static_cast<size_t>(c.heads));  // more than those of the empty share
+}
+
+// What a contract rounds on the way it rounds within each share.
+TEST_P(Shares, RoundAsAnAttentionOverTheirKeysAlone) {
+  constexpr const Numbers Exact::*kFields[] = {&Exact::want,
+                                               &Exact::magnitude,
+                                               &Exact::spread,
+                                               &Exact::spread_squares,
+                                               &Exact::weighted_squares,
+                                               &Exact::score,
+                                               &Exact::overlap,
+                                               &Exact::ties,
+                                               &Exact::tie_squares};
+  for (const RoundingContract contract : contracts_of(OpKind::attention, {DType::bf16})) {
+    const Exact partial = evaluate(point("attn.partial"), contract);
+    EXPECT_EQ(partial.contract, contract);
+    for (size_t t = 0; t < 4; ++t)
+      for (size_t s = 0; s < 4; ++s) {
+        const auto keys = keys_of(t, s);
+        if (keys.first == keys.second) continue;
+        SCOPED_TRACE(testing::Message() << name_of(contract) << ", row " << t << ", share " << s);
+        const Exact alone = over(t, keys, contract);
+        for (const auto field : kFields) {
+          const Numbers &all = partial.*field, &want = alone.*field;
+          ASSERT_EQ(all.size(), want.size() * 16);
+          for (size_t i = 0; i < want.size(); ++i)
+            EXPECT_NEAR(all[(t * 4 + s) * want.size() + i], want[i], 1e-12);
+        }
+      }
+  }
+}
+
+TEST_P(Shares, HaveLogarithmsOfTheScoresOfTheirContract) {
+  const ModelConfig& c = checkpoint_->config();
+  const int64_t dim = c.head_dim, heads = c.heads;
+  const double scale = 1 / std::sqrt(static_cast<double>(dim));
+  const auto rounded = [](double x) { return round_to(x, DType::bf16); };
+  for (const RoundingContract contract : contracts_of(OpKind::log_sum_exp, {DType::bf16})) {
+    const Exact lse = evaluate(point("attn.lse"), contract);
+    EXPECT_EQ(lse.contract, contract);
+    const bool of_query = contract == RoundingContract::query_rounded ||
+                          contract == RoundingContract::eager_query_rounded;
+    const bool of_scores = contract != RoundingContract::fused && !rounds_weights(contract);
+    EXPECT_EQ(lse.ties.empty(), !of_scores);
+    EXPECT_EQ(lse.weighted_squares.empty(), !rounds_weights(contract));
+    for (size_t i = 0; i < lse.want.size(); ++i) {
+      const size_t t = i / static_cast<size_t>(heads) / 4, s = i / static_cast<size_t>(heads) % 4;
+      const int64_t h = static_cast<int64_t>(i) % heads, kv = h / (heads / c.kv_heads);
+      const auto [begin, end] = keys_of(t, s);
+      double sum = 0, squares = 0;
+      for (int64_t j = begin; j < end; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < dim; ++d) {
+          const double x = value_at(q_, (static_cast<int64_t>(t) * heads + h) * dim + d);
+          dot +=
+              (of_query ? rounded(x * scale) : x) * value_at(k_, (j * c.kv_heads + kv) * dim + d);
+        }
+        const double by_scale = of_query ? 1 : scale;
+        const double score = of_scores ? rounded(rounded(dot) * by_scale) : dot * by_scale;
+        sum += std::exp(score), squares += std::exp(2 * score);
+      }
+      SCOPED_TRACE(testing::Message() << name_of(contract) << ", row " << t << ", share " << s);
+      if (begin == end) {
+        EXPECT_EQ(lse.want[i], -kInfinity);
+        continue;
+      }
+      EXPECT_NEAR(lse.want[i], std::log(sum), 1e-12);
+      if (rounds_weights(contract)) {
+        EXPECT_NEAR(lse.weighted_squares[i], squares / sum / sum, 1e-12);
+      }
+    }
+  }
+}
+
+// A product of 1 + 2^-8 lies between two numbers of bf16, and right kernels have either.
+TEST_P(Shares, HaveLogarithmsOfEitherScoreOnABorder) {
+  const auto lse_of = [&](float product) {
+    std::fill_n(q_.as<float>(), q_.view().count(), 0.0F);
+    std::fill_n(k_.as<float>(), k_.view().count(), 0.0F);
+    for (int64_t i = 0; i < q_.view().count(); i += checkpoint_->config().head_dim)
+      q_.as<float>()[i] = 1;
+    k_.as<float>()[0] = product;
+    return evaluate(point("attn.lse"), RoundingContract::eager);
+  };
+  const Exact below = lse_of(1 + 0x1p-8F), above = lse_of(1 + 0x1p-8F + 0x1p-20F);
+  EXPECT_GT(above.want[0] - below.want[0], 1e-4);
+  EXPECT_GE(below.ties[0], above.want[0] - below.want[0]);
+  EXPECT_GT(below.tie_squares[0], 0);
+  const Exact far = lse_of(1 + 0x1p-9F);
+  EXPECT_EQ(far.want[0], below.want[0]);
+  EXPECT_EQ(far.ties[0], 0);
 }
 
 TEST_P(Shares, ComeToTheWholeWhereTheyAreMerged) {

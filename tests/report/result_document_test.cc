@@ -236,6 +236,18 @@ TEST(ResultScreen, OfAModelOverRanksProposesNothingThatThoseRefuse) {
   EXPECT_NE(text.find("lockstep run ... --trace X.trace"), std::string::npos) << text;
 }
 
+TEST(ResultScreen, OfAnExecutorOfWholePassesProposesNoModes) {
+  Result r = rope_bug();
+  r.first->verdict = Verdict::nonfinite;
+  const auto proposes = [&] {
+    const std::string text = render_text(document_of(r, {.serves = true}), {.width = 80});
+    return text.find("lockstep run ... --modes poison") != std::string::npos;
+  };
+  EXPECT_TRUE(proposes());
+  r.provenance["executor"] = "instructions";
+  EXPECT_FALSE(proposes());
+}
+
 TEST(ResultScreen, FitsWhateverTheTerminalIs) {
   for (const int width : {20, 60, 80, 120, 160}) {
     const std::string text = screen(rope_bug(), width);

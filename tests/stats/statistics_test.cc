@@ -615,6 +615,18 @@ TEST(Shared, ErrorsOfARowCountOnce) {
   }
 }
 
+// An error is of one head, of one share where there are shares: three heads of two shares have six.
+TEST(Shared, ErrorsOfSharesAreOfEachOfTheirHeads) {
+  const std::vector<double> want(6 * 64, 1.5), limit(6 * 64, 1), variance(6 * 64, 1e-6);
+  const auto limit_of = [&](const Shape& row_shape) {
+    Meter meter({.dtype = DType::f32, .row_shape = row_shape}, 1);
+    meter.add(0, {want, want, limit, variance, variance, kNever});
+    return find(meter.finish().statistics, StatisticKind::rms_error)->limit;
+  };
+  EXPECT_EQ(limit_of({2, 3, 64}), limit_of({6, 64}));
+  EXPECT_LT(limit_of({2, 3, 64}), limit_of({6 * 64}));
+}
+
 TEST(Offset, OfATruncationIsManyDeviations) {
   std::vector<double> want, got, limit, variance;
   for (int i = 0; i < 4096; ++i) {

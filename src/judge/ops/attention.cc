@@ -14,7 +14,9 @@
 // uniform within ulp(p)/2, its variance between u_d^2 p^2/12, under a power of two, and u_d^2
 // p^2/3, above one; .18 on average.
 //
-// partial_attention: the same over each share of the keys, and of its own sums.
+// partial_attention: the same over each share of the keys, and of its own sums. Its results are
+// fp32, so that no rounding of them hides those of p, and V has the largest variance that these may
+// have: T^2/3 instead of T^2/4.
 //
 // flash_fp16: the sums over the keys so far, s_j, are rounded one by one, as the sums of parts of
 // other sizes would be: T = u_fp16 sqrt(sum s_j^2), twice that where they are scaled as the largest
@@ -28,15 +30,6 @@ namespace lockstep {
 namespace {
 
 using enum RoundingContract;
-
-std::vector<RoundingContract> tried(const ContractTraits&) {
-  return {fused, eager, eager_query_rounded, hf, query_rounded};
-}
-
-std::vector<RoundingContract> declared(const ContractTraits& traits) {
-  if (traits.dtype == DType::f32) return {operands_fp16, cache_fp16, flash_fp16};
-  return {scores_rounded};
-}
 
 bool is_full(const Exact& e) {
   if (e.shape.rank() < 3) return false;
@@ -61,16 +54,25 @@ JudgedOp::InnerError inner_exact_weights(const Exact& e, size_t i) {
           shared + sum, shared};
 }
 
-JudgedOp::InnerError inner(const Exact& e, size_t i, DType dtype) {
+// part: the variance of roundings of weights, as a share of T^2.
+JudgedOp::InnerError with_weights(const Exact& e, size_t i, DType dtype, double part) {
   JudgedOp::InnerError error = inner_exact_weights(e, i);
   if (!rounds_weights(e.contract)) return error;
   const double weights = unit_roundoff(dtype) * std::sqrt(e.weighted_squares[i]);
-  const double variance = squared(weights) / 4;
+  const double variance = part * squared(weights);
   const size_t head = i / e.shape.last();
   error.limit += 0.6 * kLambda * weights;
   error.variance += variance;
   error.shared += variance * std::sqrt(e.overlap[head]);
   return error;
+}
+
+JudgedOp::InnerError inner(const Exact& e, size_t i, DType dtype) {
+  return with_weights(e, i, dtype, 0.25);
+}
+
+JudgedOp::InnerError inner_of_share(const Exact& e, size_t i, DType dtype) {
+  return with_weights(e, i, dtype, 1.0 / 3);
 }
 
 // An accumulator that truncates its keys, and 2^-21 more for an exponential that is off by a few
@@ -82,8 +84,6 @@ double gain(const Exact& e) {
   for (const double n : e.row_terms) most = std::max(most, n);
   return truncation_gain(most) + (rounds_weights(e.contract) ? 0x1p-13 : 0x1p-21);
 }
-
-bool knows_steps(RoundingContract contract) { return !rounds_weights(contract); }
 
 // n keys with scores of S, and head_dim d: S (0.34 sqrt(d) + 2) + 6 + ln n on average.
 JudgedOp::RightKernel right_kernel(const JudgedOp::Sizes& sizes) {
@@ -97,24 +97,37 @@ double spread(double) { return 0x1p11; }
 
 }  // namespace
 
+std::vector<RoundingContract> tried_of_attention(const ContractTraits&) {
+  return {fused, eager, eager_query_rounded, hf, query_rounded};
+}
+
+std::vector<RoundingContract> declared_of_attention(const ContractTraits& traits) {
+  if (traits.dtype == DType::f32) return {operands_fp16, cache_fp16, flash_fp16};
+  return {scores_rounded};
+}
+
+bool knows_steps_of_attention(RoundingContract contract) { return !rounds_weights(contract); }
+
 const JudgedOp kJudgedAttention = {.kind = OpKind::attention,
-                                   .tried = tried,
-                                   .declared = declared,
+                                   .tried = tried_of_attention,
+                                   .declared = declared_of_attention,
                                    .is_full = is_full,
                                    .inner = each<inner>,
                                    .gain = gain,
-                                   .knows_steps = knows_steps,
+                                   .knows_steps = knows_steps_of_attention,
                                    .has_shared = true,
                                    .meets_borders = true,
                                    .right_kernel = right_kernel,
                                    .spread = spread,
                                    .may_lose_weights = true};
 
-// Its weights are rounded by no contract: whoever attends in shares keeps them in fp32.
 const JudgedOp kJudgedPartialAttention = {.kind = OpKind::partial_attention,
+                                          .tried = tried_of_attention,
+                                          .declared = declared_of_attention,
                                           .is_full = is_full,
-                                          .inner = each<inner>,
+                                          .inner = each<inner_of_share>,
                                           .gain = gain,
+                                          .knows_steps = knows_steps_of_attention,
                                           .has_shared = true,
                                           .is_calibrated = false,
                                           .right_kernel = right_kernel,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "src/judge/ops/judged_op.h"
 #include "src/stats/roundoff.h"
@@ -40,6 +41,11 @@ inline JudgedOp::InnerError inner_of_sum(const Exact& e, size_t i, DType) {
 JudgedOp::Reach reach_of_sum(const Exact& e, const Step&, size_t i);
 double gain_of_sum(const Exact& e);
 bool has_magnitude(const Exact& e);
+
+// The contracts of attention, which its shares and the logarithms of their sums have too.
+std::vector<RoundingContract> tried_of_attention(const ContractTraits&);
+std::vector<RoundingContract> declared_of_attention(const ContractTraits& traits);
+bool knows_steps_of_attention(RoundingContract contract);
 
 // An angle that is off by Exact::angle units of u moves a result: first by its derivative t,
 // and where that is 0 by the curve. B = 4 a u |t| + (4 a u)^2 |o| / 2, V = d^2 t^2 + 3/4 d^4 o^2,

@@ -18,7 +18,7 @@ namespace lockstep {
 
 // The facts of a place that decide which chains of roundings it can have.
 struct ContractTraits {
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // that it rounds to on the way
   bool has_bias = false;
 };
 
@@ -64,7 +64,8 @@ struct JudgedOp {
   // does.
   bool (*is_full)(const Exact&) = nullptr;
   bool (*fits)(const Exact&, const Step&) = nullptr;
-  // Null: the op copies or compares, and is exact by its inputs.
+  // Null: the op copies or compares, and is exact by its inputs. The dtype is the one that its
+  // contract rounds to on the way.
   void (*inner)(const Exact&, size_t first, DType, const InnerErrors&) = nullptr;
   Reach (*reach)(const Exact&, const Step&, size_t element) = nullptr;
   // How far a step that a kernel rounded the other way moves the element, `moved` as far as its
