@@ -9,7 +9,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +22,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "reference/no_memory.h"
+#include "src/judge/no_memory.h"
 
 // It is a template, which has one thread where whoever calls it is compiled for one.
 #ifndef INTRA_OP_PARALLEL
@@ -50,11 +52,16 @@ DType dtype_of(at::ScalarType type) {
 }
 
 // The amount that LibTorch could not get, of "... ried to allocate 3 GiB. GPU 0 has ..." or "...
-// tried to allocate 12 bytes. Error code 12 ...", with its unit. Empty: it failed otherwise.
+// tried to allocate 12 bytes. Error code 12 ...", with its unit. CUDA's own libraries, which
+// allocate for themselves, name none. Empty: it failed otherwise.
 std::string lacking_of(std::string_view message) {
   constexpr std::string_view kSays = "ried to allocate ";
   const size_t at = message.find(kSays);
-  if (at == message.npos) return "";
+  if (at == message.npos) {
+    const bool of_library = message.find("CUDA error: out of memory") != message.npos ||
+                            message.find("CUBLAS_STATUS_ALLOC_FAILED") != message.npos;
+    return of_library ? "some bytes" : "";
+  }
   const std::string_view rest = message.substr(at + kSays.size());
   return std::string(rest.substr(0, std::min({rest.find(". "), rest.find('\n'), rest.size()})));
 }
@@ -143,6 +150,14 @@ const at::Tensor& tensor_of(const Numbers& numbers) {
 
 Shape shape_of(const at::Tensor& tensor) {
   return Shape(std::span<const int64_t>(tensor.sizes().data(), tensor.sizes().size()));
+}
+
+void free_unused(const c10::Device& device) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+  if (!device.is_cpu()) in_torch([&] { c10::getDeviceAllocator(device.type())->emptyCache(); });
+#else
+  (void)device;  // an older one has no such door, and gives some of it back itself
+#endif
 }
 
 // Under some milliseconds of work, threads that wait for each other cost more than they do.

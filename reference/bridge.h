@@ -60,8 +60,13 @@ class Threads {
   int before_;
 };
 
+// Gives back to a device what LibTorch keeps there for the next tensors, in pieces that may be too
+// small for them, and that nobody else can use.
+void free_unused(const c10::Device& device);
+
 // Calls `body` on one thread, which may raise Threads, and turns LibTorch's exceptions into an
-// Error. Errors that `body` throws itself pass unchanged.
+// Error, NoMemory where memory is all that it lacks. Errors that `body` throws itself pass
+// unchanged.
 void in_torch(const std::function<void()>& body);
 
 }  // namespace lockstep

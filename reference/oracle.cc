@@ -29,6 +29,7 @@
 #include "reference/rounding.h"
 #include "reference/serial_sum.h"
 #include "reference/shares.h"
+#include "src/judge/no_memory.h"
 
 namespace lockstep {
 namespace {
@@ -65,13 +66,18 @@ class OpOracle final : public Oracle {
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   int64_t chosen_experts() const override { return config_.experts.chosen; }
   Exact evaluate(const OracleCall& call) override {
-    Exact result;
-    in_torch([&] {
-      result = evaluate_in_torch(call);
-      if (!call.measure.got.empty()) measure_rows(call.place.point->op, call.measure, result);
-      bring_all(result);
-    });
-    return result;
+    try {
+      Exact result;
+      in_torch([&] {
+        result = evaluate_in_torch(call);
+        if (!call.measure.got.empty()) measure_rows(call.place.point->op, call.measure, result);
+        bring_all(result);
+      });
+      return result;
+    } catch (const NoMemory&) {
+      free_unused(weights_.device());
+      throw;
+    }
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
   int64_t least_measured() const override { return 1 << 15; }

@@ -25,6 +25,7 @@
 #include "reference/recipe.h"
 #include "reference/request_pages.h"
 #include "reference/rotary.h"
+#include "src/judge/no_memory.h"
 
 namespace lockstep {
 namespace {
@@ -158,6 +159,9 @@ class Qwen final : public ReferenceModel {
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
   int64_t passes_ = 0;
+  // Elements of an attention's scores that are made at a time, 128 MiB in fp64: fewer once there
+  // was no memory for them.
+  int64_t most_scores_ = 1 << 24;
   Routes routes_;                           // of experts, from outside
   std::shared_ptr<const at::Tensor> held_;  // what is being shown
 
@@ -281,9 +285,6 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   }
 }
 
-// Elements of the scores that are made at a time: 128 MiB in fp64.
-constexpr int64_t kScores = 1 << 24;
-
 // In the wide dtype, so that neither scores nor probabilities are rounded to the one that is shown.
 at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const at::Tensor out = at::empty_like(q);
@@ -291,11 +292,11 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
     // Queries are taken in blocks, so that their scores, [heads, block, length], have a bound.
-    const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
+    const int64_t length = cache.k[layer()].size(0);
     const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
-    const Threads threads(q.is_cpu() ? products : 0, threads_);
-    for (int64_t first = 0; first < span.count; first += block) {
-      const int64_t count = std::min(block, span.count - first), keys = span.start + first + count;
+    const auto attend = [&](int64_t first, int64_t count) {
+      const Threads threads(q.is_cpu() ? products : 0, threads_);
+      const int64_t keys = span.start + first + count;
       const auto seen = [&](const at::Tensor& x) { return by_head(x.narrow(0, 0, keys)); };
       const at::Tensor mask = mask_of(count, keys, recipe_.window.at(layer()), q.device());
       const at::Tensor y = at::scaled_dot_product_attention(
@@ -304,6 +305,19 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
           /*dropout_p=*/0.0, /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt,
           /*enable_gqa=*/true);
       out.narrow(0, span.first + first, count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+    };
+    int64_t block = most_scores_ / (recipe_.heads * length) + 1;
+    for (int64_t first = 0; first < span.count;) {
+      const int64_t count = std::min(block, span.count - first);
+      try {
+        in_torch([&] { attend(first, count); });
+        first += count;
+      } catch (const NoMemory&) {
+        if (count == 1) throw;
+        block = (count + 1) / 2;
+        most_scores_ = (block - 1) * recipe_.heads * length;
+        free_unused(q.device());
+      }
     }
   }
   return out;

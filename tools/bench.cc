@@ -18,16 +18,18 @@ int bench_command(Args args) {
       "before\n"
       "and after; on a machine that does other work too, repeat until it holds still.",
       "lockstep bench"};
-  std::string shape = "all", format = "table", device = "cpu";
-  int threads = 0, ranks = 1;
-  bool judging = false;
+  BenchOptions options;
+  std::string format = "table", device = "cpu";
+  int ranks = 1;
   std::vector<std::string> shapes = {"all"};
   for (const BenchShape& known : bench_shapes()) shapes.emplace_back(known.name);
-  add_choice(app, "--shape", shape, shapes,
+  add_choice(app, "--shape", options.shape, shapes,
              "which model's shape (all but the last one, whose weights take 16 GB of TMPDIR)");
-  add_threads_option(app, threads);
+  app.add_option("-m,--model", options.model, "checkpoint")->type_name("DIR")->excludes("--shape");
+  add_threads_option(app, options.threads);
   add_device_option(app, device);
-  app.add_flag("--judging", judging, "measure what judging costs instead");
+  app.add_flag("--judging", options.judging, "measure what judging costs instead");
+  app.add_flag("--growth", options.growth, "and how that grows with size")->needs("--judging");
   app.add_option("--tp", ranks, "share one shape among that many ranks, beside one rank")
       ->type_name("N")
       ->check(whole_number(2, 64))
@@ -37,13 +39,13 @@ int bench_command(Args args) {
   if (!parse(app, args,
              "  lockstep bench\n"
              "  lockstep bench --device cuda --shape qwen3-0.6b\n"
-             "  lockstep bench --judging --device cuda --shape qwen3-0.6b\n"
-             "  lockstep bench --tp 2 --device cuda --shape qwen3-8b\n"
-             "  lockstep bench --shape qwen3-0.6b --threads 1 --format json\n"))
+             "  lockstep bench --judging --growth --device cuda --shape qwen3-0.6b --format json\n"
+             "  lockstep bench --tp 2 --device cuda --shape qwen3-8b\n"))
     return 0;
-  const auto show = [&](const auto& figures) { print(text_of(table_of(figures), format)); };
-  if (ranks > 1) return measure_over_ranks(shape, device, ranks, show);
-  show(measure(shape, open_device(device), threads, judging));
+  const auto show = [&](const Table& table) { print(text_of(table, format)); };
+  if (ranks > 1) return measure_over_ranks(options.shape, device, ranks, show);
+  options.device = open_device(device);
+  show(measure(options));
   return 0;
 }
 

@@ -17,7 +17,7 @@
 #include "reference/bridge.h"
 #include "reference/hypotheses/asked.h"
 #include "reference/hypotheses/rotary.h"
-#include "reference/no_memory.h"
+#include "src/judge/no_memory.h"
 
 namespace lockstep {
 namespace {

@@ -6,12 +6,8 @@
 #include <fmt/format.h>
 
 #include "kernels/base/check.h"
+#include "src/bench/judged_passes.h"
 #include "src/bench/peak_memory.h"
-#include "src/engine/engine.h"
-#include "src/judge/judge.h"
-#include "src/session/device.h"
-#include "src/session/judged_run.h"
-#include "src/session/reference_library.h"
 
 namespace lockstep {
 namespace {
@@ -24,111 +20,59 @@ constexpr int64_t kDecodePasses = 6;  // passes; the first warms up and does not
 constexpr double kJudgingLimit = 2e9;  // bytes that judging a pass may take
 constexpr int64_t kRows = 64;          // requests of the pass that the memory is measured on
 
-Request some_request(const ModelConfig& config, int64_t tokens, int64_t max_new, int64_t seed) {
-  Request request{.max_new = max_new};
-  for (int64_t i = 0; i < tokens; ++i)
-    request.prompt.push_back(static_cast<int32_t>((i * 7919 + 13 + seed) % config.vocab));
-  return request;
+// The passes that follow the first `warm` ones are timed.
+void time_passes(const JudgedModel& model, std::span<const Pass> passes, size_t warm,
+                 JudgingTimes::Pass& times) {
+  Judge ops = model.judge(false), whole = model.judge(true);
+  Probe off;
+  for (size_t i = 0; i < passes.size(); ++i) {
+    const double alone = seconds_of([&] { model.alone->run(passes[i].info, off); });
+    const double of_ops = seconds_of([&] { ops.judge(passes[i]); });
+    const double of_whole = seconds_of([&] { whole.judge(passes[i]); });
+    if (i < warm) continue;
+    times.model.push_back(alone);
+    times.ops.push_back(of_ops);
+    times.whole.push_back(of_whole);
+  }
+  JudgedModel::check_clean(ops);
+  JudgedModel::check_clean(whole);
 }
 
-// An engine's passes of those requests.
-std::vector<Pass> passes_of(const Checkpoint& checkpoint, const std::vector<Request>& requests,
-                            EngineOptions options) {
-  options.pages = pages_for(requests, options.page_size);
-  Engine engine(checkpoint, ops_of(options.device), options);
-  for (const Request& request : requests) engine.submit(request);
-  std::vector<Pass> passes;
-  Recorder recorder({}, false, [&](Pass pass) { passes.push_back(std::move(pass)); });
-  Probe probe(&recorder);
-  while (engine.step(probe)) check(probe.failure().empty(), "{}", probe.failure());
-  return passes;
+// Measures a pass in which every request gets logits, as those of a big head are the largest
+// tensor. In the peak of this process, which the allocator was made to give back to the system
+// before.
+double extra_bytes_of(const JudgedModel& model, const Pass& pass) {
+  Judge ops = model.judge(false);
+  PeakMemory::reset();
+  const double before = PeakMemory::bytes();
+  ops.judge(pass);
+  const double after = PeakMemory::bytes();
+  JudgedModel::check_clean(ops);
+  return after - before;
 }
-
-// The judges of one engine's passes.
-class Bench {
- public:
-  Bench(const Checkpoint& checkpoint, const EngineOptions& engine) : threads_(engine.threads) {
-    ReferenceLibrary& library = open_reference();
-    const ReferenceOptions options = reference_options(library, engine);
-    oracle_ = library.oracle(checkpoint, options);
-    alone_ = library.model(checkpoint, options, DType::f64);
-    exact_ = library.model(checkpoint, options, DType::f64);
-    rounded_ = library.model(checkpoint, options, DType::bf16);
-  }
-
-  // The passes that follow the first `warm` ones are timed.
-  void time(std::span<const Pass> passes, size_t warm, JudgingTimes::Pass& times) {
-    Judge ops = judge(false), whole = judge(true);
-    Probe off;
-    for (size_t i = 0; i < passes.size(); ++i) {
-      const double model = seconds_of([&] { alone_->run(passes[i].info, off); });
-      const double of_ops = seconds_of([&] { ops.judge(passes[i]); });
-      const double of_whole = seconds_of([&] { whole.judge(passes[i]); });
-      if (i < warm) continue;
-      times.model.push_back(model);
-      times.ops.push_back(of_ops);
-      times.whole.push_back(of_whole);
-    }
-    check_clean(ops);
-    check_clean(whole);
-  }
-  // Measures a pass in which every request gets logits, as those of a big head are the largest
-  // tensor. In the peak of this process, which the allocator was made to give back to the system
-  // before.
-  double extra_bytes(const Pass& pass) {
-    Judge ops = judge(false);
-    PeakMemory::reset();
-    const double before = PeakMemory::bytes();
-    ops.judge(pass);
-    const double after = PeakMemory::bytes();
-    check_clean(ops);
-    return after - before;
-  }
-
- private:
-  Judge judge(bool models) {
-    JudgeOptions options;
-    options.threads = threads_;
-    // Declared as `run` does: to find out where another engine rounds takes several tries an op.
-    Manifest manifest{.graph = oracle_->graph(), .dtype = DType::bf16};
-    for (const Place& place : manifest.graph.places())
-      manifest.contracts[std::string(place.point->name)] = RoundingContract::fused;
-    return {manifest, *oracle_, models ? exact_.get() : nullptr, models ? rounded_.get() : nullptr,
-            options};
-  }
-  static void check_clean(Judge& judge) {
-    const Result result = judge.finish({}, true);
-    check(result.verdict == RunVerdict::clean,
-          "bench wants a clean run to judge, found one that is {}: {}", name_of(result.verdict),
-          result.story);
-  }
-
-  int threads_;
-  std::unique_ptr<Oracle> oracle_;
-  std::unique_ptr<ReferenceModel> alone_, exact_, rounded_;
-};
 
 }  // namespace
 
 JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threads) {
   const ModelConfig& config = checkpoint.config();
   const EngineOptions options{.device = device, .dtype = DType::bf16, .threads = threads};
-  Bench bench(checkpoint, options);
+  const JudgedModel model(checkpoint, options);
   JudgingTimes times{.tokens = kJudgedPrompt, .rows = kRows};
   const auto passes = [&](const std::vector<Request>& requests) {
     return passes_of(checkpoint, requests, options);
   };
   // The prompt and the warm-up do not count.
-  bench.time(passes({some_request(config, kShortPrompt, kDecodePasses + 1, 0)}), 2, times.decode);
+  time_passes(model, passes({some_request(config, kShortPrompt, kDecodePasses + 1, 0)}), 2,
+              times.decode);
   std::vector<Request> requests;
   for (int64_t i = 0; i < kRows; ++i) requests.push_back(some_request(config, 1, 1, i));
   const std::vector<Pass> many = passes(requests);
   check(many.size() == 1, "bench wants {} requests served in one pass, found {}", kRows,
         many.size());
   // Before the prompt, whose memory would be found again.
-  times.extra_bytes = bench.extra_bytes(many[0]);
+  times.extra_bytes = extra_bytes_of(model, many[0]);
   const std::vector<Pass> prompt = passes({some_request(config, kJudgedPrompt, 1, 0)});
-  for (int i = 0; i < kPromptPasses; ++i) bench.time(prompt, i == 0 ? 1 : 0, times.prompt);
+  for (int i = 0; i < kPromptPasses; ++i) time_passes(model, prompt, i == 0 ? 1 : 0, times.prompt);
   return times;
 }
 

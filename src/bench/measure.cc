@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "kernels/base/check.h"
 #include "kernels/base/thread_pool.h"
@@ -12,6 +13,7 @@
 #include "src/bench/device_bench.h"
 #include "src/bench/device_roofs.h"
 #include "src/bench/judging_bench.h"
+#include "src/bench/judging_growth.h"
 #include "src/bench/rank_bench.h"
 #include "src/bench/shapes.h"
 #include "src/bench/synthetic.h"
@@ -22,22 +24,38 @@
 namespace lockstep {
 namespace {
 
-// The figures that `measure` returns of the shapes of that name, each with its own checkpoint,
-// which is gone before the next is made.
-template <typename Measure>
-std::vector<Figure> measure_shapes(const std::string& name, Measure measure) {
+// Of each of the four things that grow: about half of it is spent on the largest size.
+constexpr double kGrowthSeconds = 20;
+
+// Calls measure(name, checkpoint, show) for each of the shapes, whose checkpoint is gone before the
+// next is made, or for the one checkpoint.
+void for_each_shape(const BenchOptions& options, const auto& measure) {
   Progress progress;
-  std::vector<Figure> figures;
+  const auto show_of = [&](const std::string& name) {
+    return [&progress, name](const std::string& what) {
+      progress.show(fmt::format("{}: {}", name, what));
+    };
+  };
+  if (!options.model.empty()) {
+    const std::string name = std::filesystem::canonical(options.model).filename();
+    measure(name, Checkpoint::open(options.model), show_of(name));
+    return;
+  }
   for (const BenchShape& shape : bench_shapes()) {
     // "all" leaves out large shapes, which must be asked for by name.
-    if (name != shape.name && (name != "all" || shape.large)) continue;
-    const auto show = [&](const char* what) {
-      progress.show(fmt::format("{}: {}", shape.name, what));
-    };
+    if (options.shape != shape.name && (options.shape != "all" || shape.large)) continue;
+    const auto show = show_of(shape.name);
     show("making weights");
-    const Checkpoint checkpoint = synthetic_checkpoint(shape.config);
-    std::ranges::move(measure(shape.name, checkpoint, show), std::back_inserter(figures));
+    measure(std::string(shape.name), synthetic_checkpoint(shape.config), show);
   }
+}
+
+// The figures that `measure` returns of the shapes.
+std::vector<Figure> measure_shapes(const BenchOptions& options, const auto& measure) {
+  std::vector<Figure> figures;
+  for_each_shape(options, [&](const std::string& name, const Checkpoint& checkpoint, auto show) {
+    std::ranges::move(measure(name, checkpoint, show), std::back_inserter(figures));
+  });
   return figures;
 }
 
@@ -47,26 +65,36 @@ std::vector<Figure> after_roofs(std::vector<Figure> roofs, const std::vector<Fig
   return roofs;
 }
 
-std::vector<Figure> shapes_judging(const std::string& name, Device device, int threads) {
-  return measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
+std::vector<Figure> shapes_judging(const BenchOptions& o) {
+  return measure_shapes(o, [&](const std::string& shape, const Checkpoint& checkpoint, auto show) {
     show("judging");
-    return time_judging(checkpoint, device, threads).figures(shape);
+    return time_judging(checkpoint, o.device, o.threads).figures(shape);
   });
 }
 
-std::vector<Figure> shapes_on_cpu(const std::string& name, int threads) {
-  CpuRoofs roofs(threads);
+Table shapes_growing(const BenchOptions& options) {
+  Table table = table_of("", std::vector<Growth>());
+  for_each_shape(options, [&](const std::string& shape, const Checkpoint& checkpoint, auto show) {
+    const std::vector<Growth> growths =
+        measure_growth(checkpoint, options.device, options.threads, kGrowthSeconds, show);
+    std::ranges::move(table_of(shape, growths).rows, std::back_inserter(table.rows));
+  });
+  return table;
+}
+
+std::vector<Figure> shapes_on_cpu(const BenchOptions& o) {
+  CpuRoofs roofs(o.threads);
   const std::vector<Figure> figures =
-      measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
-        return measure_cpu(shape, checkpoint, threads, roofs, show);
+      measure_shapes(o, [&](const std::string& shape, const Checkpoint& checkpoint, auto show) {
+        return measure_cpu(shape, checkpoint, o.threads, roofs, show);
       });
   return after_roofs(roofs.figures(), figures);
 }
 
-std::vector<Figure> shapes_on_device(const std::string& name, Device device) {
-  DeviceRoofs roofs(device);
+std::vector<Figure> shapes_on_device(const BenchOptions& o) {
+  DeviceRoofs roofs(o.device);
   const std::vector<Figure> figures =
-      measure_shapes(name, [&](const char* shape, const Checkpoint& checkpoint, auto show) {
+      measure_shapes(o, [&](const std::string& shape, const Checkpoint& checkpoint, auto show) {
         return measure_device(shape, checkpoint, roofs, show);
       });
   return after_roofs(roofs.figures(), figures);
@@ -74,15 +102,17 @@ std::vector<Figure> shapes_on_device(const std::string& name, Device device) {
 
 }  // namespace
 
-std::vector<Figure> measure(const std::string& shape, Device device, int threads, bool judging) {
-  if (threads == 0) threads = machine_threads();
-  if (judging) return shapes_judging(shape, device, threads);
-  return device == Device::cpu ? shapes_on_cpu(shape, threads) : shapes_on_device(shape, device);
+Table measure(BenchOptions options) {
+  if (options.threads == 0) options.threads = machine_threads();
+  if (options.growth) return shapes_growing(options);
+  if (options.judging) return table_of(shapes_judging(options));
+  return table_of(options.device == Device::cpu ? shapes_on_cpu(options)
+                                                : shapes_on_device(options));
 }
 
 // The weights are made before the ranks are, which then have one copy of them.
 int measure_over_ranks(const std::string& shape, const std::string& device, int ranks,
-                       const std::function<void(const std::vector<Figure>&)>& show) {
+                       const std::function<void(const Table&)>& show) {
   const auto shapes = bench_shapes();
   const auto known =
       std::ranges::find_if(shapes, [&](const BenchShape& one) { return shape == one.name; });
@@ -91,7 +121,7 @@ int measure_over_ranks(const std::string& shape, const std::string& device, int 
   return run_ranks(ranks, std::chrono::seconds(20), [&](RankSeat& seat) {
     const Device own = open_device(device_of_rank(device, seat));
     const std::vector<Figure> figures = measure_rank(shape, checkpoint, own, seat);
-    if (seat.rank() == 0) show(figures);
+    if (seat.rank() == 0) show(table_of(figures));
     return 0;
   });
 }

@@ -26,6 +26,7 @@
 #include "src/causes/exact.h"
 #include "src/causes/fit.h"
 #include "src/causes/region.h"
+#include "src/judge/halving_oracle.h"
 #include "src/judge/hypotheses.h"
 #include "src/judge/judge.h"
 
@@ -108,7 +109,7 @@ class Causes {
 
   const Manifest& manifest_;
   const Judge& judge_;
-  Oracle& oracle_;
+  HalvingOracle oracle_;
   Hypotheses& hypotheses_;
   Progress progress_;
   std::map<Key, OfPlace> places_;

@@ -19,6 +19,8 @@
 #include <cstring>
 #include <limits>
 
+#include "src/judge/halving_oracle.h"
+
 namespace lockstep {
 namespace {
 
@@ -174,7 +176,7 @@ class Carrying {
     const int64_t some = kStackedRows / kErrorSamples;
     for (int64_t first = 0; first < count; first += some) {
       const int64_t rows = std::min(some, count - first);
-      const OracleCall call = part(first, rows);
+      const OracleCall call = rows_of_call(call_, first, rows);
       const Numbers all =
           of_stacked(oracle_, call, kErrorSamples, [&](size_t t, int64_t r, int64_t s, int64_t i) {
             const TensorView& samples = errors_.samples[t];
@@ -191,7 +193,7 @@ class Carrying {
     const int64_t some = kStackedRows / kPatterns;
     for (int64_t first = 0; first < count; first += some) {
       const int64_t rows = std::min(some, count - first);
-      const OracleCall call = part(first, rows);
+      const OracleCall call = rows_of_call(call_, first, rows);
       const Numbers all =
           of_stacked(oracle_, call, kPatterns, [&](size_t t, int64_t r, int64_t s, int64_t i) {
             const TensorView& deviation = errors_.deviations[t];
@@ -212,16 +214,6 @@ class Carrying {
   }
 
  private:
-  OracleCall part(int64_t first, int64_t rows) const {
-    OracleCall call = call_;
-    const auto of = [&](auto values) {
-      return values.empty() ? values : values.subspan(first, rows);
-    };
-    call.rows = of(call.rows), call.tokens = of(call.tokens), call.lengths = of(call.lengths);
-    for (TensorView& input : call.inputs) input = input.slice(first, rows);
-    return call;
-  }
-
   void put(std::span<const double> results, int64_t sample, size_t first, size_t rows) {
     for (size_t r = 0; r < rows; ++r)
       for (size_t i = 0; i < size_; ++i) {

@@ -219,26 +219,29 @@ size_t OpJudge::block_of(const Group& group) const {
   };
   // A device is slow to begin what is small, and its oracle says what it has room for.
   const int64_t bytes = std::max(kBlockBytes, oracle_.block_bytes());
-  return std::clamp(kFewRows, rows_in(bytes), rows_in(std::max(bytes, kMostBlockBytes)));
+  const size_t block =
+      std::clamp(kFewRows, rows_in(bytes), rows_in(std::max(bytes, kMostBlockBytes)));
+  // Errors of hidden inputs are smoothed over a block, which no lack of memory may change: it stays
+  // whole, and is asked about in parts.
+  return group.blurred ? block : std::min(block, oracle_.most_rows(*group.tensor->point));
 }
 
 bool OpJudge::measure_under(RoundingContract contract, const Place& place,
                             const std::vector<Place>& inputs, const JudgedPass& pass,
                             Group& group) {
-  const size_t block = block_of(group), count = group.rows.size();
+  const size_t count = group.rows.size();
   const auto asked_from = [&](size_t first) -> std::unique_ptr<Asked> {
     if (first >= count) return nullptr;
+    const size_t some = std::min(block_of(group), count - first);
     return std::make_unique<Asked>(
-        oracle_,
-        question_of(contract, place, inputs, pass, group, first, std::min(block, count - first)),
-        first);
+        oracle_, question_of(contract, place, inputs, pass, group, first, some), first);
   };
   std::unique_ptr<Asked> asked = or_asked_before(asked_from(0));
   while (asked) {
     // The oracle is asked one question at a time.
     if (!asked->by && background_) background_->wait();
     const Exact exact = asked->answer();
-    std::unique_ptr<Asked> next = asked_from(asked->first + block);
+    std::unique_ptr<Asked> next = asked_from(asked->first + asked->question.call.rows.size());
     // Where inputs are known but for an error, this thread asks more about the block.
     if (next && !group.blurred) next->begin(background());
     if (!next && !group.blurred) ask_before();
@@ -297,7 +300,7 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
 }
 
 Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
-                         const Exact& exact) const {
+                         const Exact& exact) {
   if (!group.blurred) return {};
   std::vector<SelectedRows> deviations, samples;
   for (const Place& input : read) {

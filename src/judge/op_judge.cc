@@ -43,7 +43,7 @@ OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
       graph_(graph),
       options_(std::move(options)),
       contracts_(options_.contracts),
-      hidden_(oracle, without_merges(graph),
+      hidden_(oracle_, without_merges(graph),
               {.dtype = options_.dtype,
                .recorded = options_.recorded,
                .contracts = [this](const Place& place) { return candidates(place); }}),

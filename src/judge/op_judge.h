@@ -24,6 +24,7 @@
 #include "src/judge/budget.h"
 #include "src/judge/cache_read.h"
 #include "src/judge/contracts.h"
+#include "src/judge/halving_oracle.h"
 #include "src/judge/hidden.h"
 #include "src/judge/index_choice.h"
 #include "src/judge/judged_rows.h"
@@ -171,7 +172,7 @@ class OpJudge {
   const RecordedTensor* tensor_of(const Place& input, const JudgedPass& pass,
                                   int32_t request) const;
   Numbers carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
-                  const Exact& exact) const;
+                  const Exact& exact);
   Meter meter_of(const Place& place, const Group& group, const NodeRows& node, PlacePool* pool,
                  ProfiledRows profiled) const;
   // Adds a node to the group; false, with an outcome, when what it reads is not there.
@@ -237,7 +238,7 @@ class OpJudge {
                             const JudgedPass& pass, const NodeRows& node);
   ContractTraits traits_of(const Place& place) const;
 
-  Oracle& oracle_;
+  HalvingOracle oracle_;
   Graph graph_;
   std::unique_ptr<ThreadPool> threads_;     // null before there was something worth sharing
   std::unique_ptr<Background> background_;  // null before it had something to do

@@ -1,16 +1,20 @@
 // The shared library as the commands meet it: what comes out of it, and what is not in it.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 
 #include "kernels/base/ending.h"
+#include "src/judge/halving_oracle.h"
+#include "src/judge/no_memory.h"
 #include "src/session/reference_library.h"
 #include "tests/helpers.h"
 #include "tests/places.h"
@@ -118,6 +122,75 @@ TEST(Library, SaysInASentenceThatItHasNoMemoryLeft) {
   EXPECT_NE(error.find("the reference has no memory left for"), std::string::npos) << error;
   EXPECT_NE(error.find("bytes more: judge some --layers"), std::string::npos) << error;
   EXPECT_NO_THROW(norm(4));  // and it goes on
+}
+
+// The rows that fit are told from the error, and come to what all of them come to.
+TEST(Library, AnswersByPartsWhatItHasNoMemoryFor) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory cannot be limited";
+#endif
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  const auto oracle = open_reference().oracle(checkpoint, {.dtype = DType::bf16, .threads = 1});
+  constexpr int64_t kRows = 20000;
+  mallopt(M_MMAP_THRESHOLD, 1 << 16);  // so that what is freed is gone at once
+  const Tensor x(Shape{kRows, checkpoint.config().hidden}, DType::bf16);
+  for (int64_t i = 0; i < x.view().count(); ++i)
+    x.as<BFloat16>()[i] = from_float<BFloat16>(static_cast<float>(i % 251) - 125);
+  const std::vector<Row> names(kRows, Row{0, 0});
+  const OracleCall call{
+      .place = {&point("attn.norm"), 0}, .dtype = DType::bf16, .inputs = {x}, .rows = names};
+  const Exact whole = oracle->evaluate(call);
+  HalvingOracle halving(*oracle);
+  const Exact parts = [&] {
+    const LittleMemory little(rlim_t{72} << 20);
+    EXPECT_THROW(oracle->evaluate(call), NoMemory);
+    return halving.evaluate(call);
+  }();
+  EXPECT_LT(halving.most_rows(point("attn.norm")), static_cast<size_t>(kRows));
+  EXPECT_EQ(parts.shape, whole.shape);
+  EXPECT_TRUE(std::ranges::equal(parts.want, whole.want));
+}
+
+// What a model shows of its attention in the first layer.
+std::vector<double> attended(ReferenceModel& model, const PassInfo& pass) {
+  struct Keep final : Sink {
+    bool wants(const Point& p, int layer) const override {
+      return p == point("attn.out") && layer == 0;
+    }
+    void begin(const PassInfo&) override {}
+    void record(const Record& record) override {
+      shown.resize(static_cast<size_t>(record.tensor.count()));
+      widen(record.tensor, 0, shown);
+    }
+    void end() override {}
+    std::vector<double> shown;
+  } sink;
+  Probe probe(&sink);
+  model.begin(pass, probe);
+  model.advance(0);
+  EXPECT_EQ(probe.failure(), "");
+  return sink.shown;
+}
+
+TEST(Library, AttendsInSmallerBlocksWhereScoresHaveNoMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory cannot be limited";
+#endif
+  mallopt(M_MMAP_THRESHOLD, 1 << 16);
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  PassInfo pass;
+  for (int32_t i = 0; i < 1500; ++i) pass.rows.push_back({{0, i}, i * 37 % 4000});
+  pass.logit_rows = {1499};
+  const auto model = open_reference().model(checkpoint, {.threads = 1}, DType::f64);
+  const std::vector<double> whole = attended(*model, pass);
+  // The scores of all queries take 108 MB.
+  const std::vector<double> parts = [&] {
+    const LittleMemory little(rlim_t{80} << 20);
+    return attended(*model, pass);
+  }();
+  ASSERT_EQ(parts.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i)
+    ASSERT_NEAR(parts[i], whole[i], 1e-12 * (1 + std::fabs(whole[i])));
 }
 
 // Also shows that an exception which is thrown inside is the same type outside.

@@ -5,13 +5,17 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <numeric>
 #include <random>
 #include <set>
 #include <utility>
 
 #include "src/judge/budget.h"
+#include "src/judge/halving_oracle.h"
 #include "src/judge/judge.h"
 #include "src/judge/ledger.h"
+#include "src/judge/no_memory.h"
 #include "src/judge/ops/judged_op.h"
 #include "src/stats/distant_rows.h"
 #include "tests/reference/hf_passes.h"
@@ -20,15 +24,18 @@ namespace lockstep {
 namespace {
 
 // Answers as another does, which it takes for one on a device, and counts what was measured there.
+// It has memory for `most` rows.
 class Distant final : public Oracle {
  public:
-  Distant(Oracle& of, bool measures, int64_t least) : of_(of), measures_(measures), least_(least) {}
+  Distant(Oracle& of, bool measures, int64_t least, size_t most)
+      : of_(of), measures_(measures), least_(least), most_(most) {}
   Graph graph() const override { return of_.graph(); }
   bool has_bias(const Place& place) const override { return of_.has_bias(place); }
   int64_t chosen_experts() const override { return of_.chosen_experts(); }
   bool on_device() const override { return measures_; }
   int64_t least_measured() const override { return least_; }
   Exact evaluate(const OracleCall& call) override {
+    if (call.rows.size() > most_) throw NoMemory("no memory for that many rows");
     Exact exact = of_.evaluate(call);
     ++(exact.measured ? measured : looked_at);
     if (exact.measured) ops.insert(call.place.point->op);
@@ -41,6 +48,7 @@ class Distant final : public Oracle {
   Oracle& of_;
   bool measures_;
   int64_t least_;
+  size_t most_;
 };
 
 // Shows what another model does as if it lay on a device, where nobody here may look.
@@ -193,9 +201,10 @@ class MeasuredRows : public testing::TestWithParam<int> {
     }
   }
 
-  // least: elements that are measured there.
-  Result judged(const Passes& passes, bool distant, int64_t least = 0) {
-    asked_ = std::make_unique<Distant>(*oracle_, distant, least);
+  // least: elements that are measured there. most: rows that it has memory for.
+  Result judged(const Passes& passes, bool distant, int64_t least = 0,
+                size_t most = std::numeric_limits<size_t>::max()) {
+    asked_ = std::make_unique<Distant>(*oracle_, distant, least, most);
     const auto model = [&](DType compute) {
       return open_reference().model(
           stored_.checkpoint(), {.dtype = DType::bf16, .gpu = distant ? GetParam() : -1}, compute);
@@ -376,6 +385,64 @@ TEST_P(MeasuredRows, ComeToTheSameForTinyGates) {
   EXPECT_GT(turned, 100);
 }
 
+void expect_same(const DistantColumns& a, const DistantColumns& b, const std::string& where) {
+  for (const auto sums : {&DistantColumns::elements, &DistantColumns::squares, &DistantColumns::due,
+                          &DistantColumns::misrounded, &DistantColumns::may_misround}) {
+    ASSERT_EQ((a.*sums).size(), (b.*sums).size()) << where;
+    for (size_t i = 0; i < (a.*sums).size(); ++i)
+      EXPECT_NEAR((a.*sums)[i], (b.*sums)[i], 1e-9 * (1 + std::fabs((b.*sums)[i]))) << where;
+  }
+  for (const auto worst : {&DistantColumns::worst, &DistantColumns::worst_misrounded}) {
+    ASSERT_EQ((a.*worst).size(), (b.*worst).size()) << where;
+    for (size_t i = 0; i < (a.*worst).size(); ++i) {
+      const DistantColumns::Worst &x = (a.*worst)[i], &y = (b.*worst)[i];
+      EXPECT_EQ(std::tuple(x.row, x.got), std::tuple(y.row, y.got)) << where;
+      EXPECT_NEAR(x.want, y.want, 1e-12 * (1 + std::fabs(y.want))) << where;
+      EXPECT_NEAR(x.budgets, y.budgets, 1e-6) << where;
+    }
+  }
+}
+
+// Parts of a call that there is no memory for are measured one by one. If one of them has a row
+// that could not be, the numbers of all are there as if nobody had asked.
+TEST_P(MeasuredRows, ComeToTheSameByParts) {
+  int calls = 0;
+  passes([&](const OracleCall& asked, const TensorView& got) {
+    constexpr size_t kMost = 3;
+    if (asked.rows.size() < 2 * kMost) return;
+    Distant narrow(*oracle_, true, 0, kMost);
+    HalvingOracle parts(narrow);
+    expect_measured_alike(parts, asked, got);
+    const Point& p = *asked.place.point;
+    if (p.node_class == NodeClass::exact || p.op == OpKind::angles) return;
+    ++calls;
+    OracleCall whole = asked;
+    whole.measure = {.got = got, .dtype = DType::bf16};
+    const Exact at_once = oracle_->evaluate(whole), joined = parts.evaluate(whole);
+    std::vector<int64_t> rows(asked.rows.size());
+    std::iota(rows.begin(), rows.end(), int64_t{0});
+    const auto expect_same_columns = [&] {
+      expect_same(joined.measured->columns(rows), at_once.measured->columns(rows),
+                  std::string(p.name));
+    };
+    expect_same_columns();
+    std::erase_if(rows, [](int64_t row) { return row < 4 || row == 7; });
+    expect_same_columns();
+    for (const int64_t wrong : {int64_t{0}, int64_t{2 * kMost - 1}}) {
+      std::vector<double> values = values_of(got);
+      values[static_cast<size_t>(wrong * got.row_size())] += 100;
+      const Tensor spoilt = rounded(values, got);
+      OracleCall call = asked;
+      call.measure = {.got = spoilt, .dtype = DType::bf16};
+      const Exact mixed = parts.evaluate(call), plain = parts.evaluate(asked);
+      EXPECT_FALSE(mixed.measured) << p.name;
+      EXPECT_TRUE(std::ranges::equal(mixed.want, plain.want)) << p.name;
+      EXPECT_TRUE(std::ranges::equal(mixed.magnitude, plain.magnitude)) << p.name;
+    }
+  });
+  EXPECT_GT(calls, 20);
+}
+
 // Spoils some elements of a row by row number, element and what stood there.
 using Spoils = std::function<double(int64_t row, int64_t element, double x)>;
 struct Seeded {
@@ -461,6 +528,12 @@ TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
     const Result few = judged(passes, true, int64_t{1} << 40);
     EXPECT_EQ(asked_->measured, 0);
     expect_same(few, here, where);
+    // Where it has no memory for them, by parts that are measured there or here.
+    for (const int64_t least : {int64_t{0}, int64_t{1} << 40}) {
+      const Result parts = judged(passes, true, least, /*most=*/3);
+      EXPECT_EQ(asked_->measured > 100, least == 0) << where;
+      expect_same(parts, here, where + " by parts");
+    }
     wrong += here.verdict == RunVerdict::diverged ? 1 : 0;
     if (&fault == seeded) {
       EXPECT_TRUE(here.findings.empty()) << here.story;

@@ -4,7 +4,8 @@
 
 namespace lockstep {
 
-// There is no memory left for what LibTorch was asked: in_torch() makes it of LibTorch's own error.
+// An oracle or model has no memory left for what it was asked. About fewer rows it may still have
+// an answer (halving_oracle.h).
 class NoMemory : public Error {
  public:
   using Error::Error;
