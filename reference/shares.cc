@@ -22,6 +22,7 @@
 #include "reference/attention_rounding.h"
 #include "reference/bridge.h"
 #include "src/judge/contracts.h"
+#include "src/stats/roundoff.h"
 
 namespace lockstep {
 namespace {
@@ -214,12 +215,20 @@ Exact exact_merge(const at::Tensor& partial, const at::Tensor& lse, RoundingCont
   const at::Tensor out = (p * values).sum(1), apart = values - out.unsqueeze(1);
   Exact exact{.contract = contract, .shape = shape_of(out), .want = held_numbers(out)};
   exact.magnitude = held_numbers((p * values.abs()).sum(1));
-  exact.spread = held_numbers((p * apart.abs()).sum(1));
-  exact.spread_squares = held_numbers((p * apart).square().sum(1));
   exact.weighted_squares = held_numbers((p * values).square().sum(1));
-  const at::Tensor score =
-      at::where(empty, none, lse.abs()).amax(1) / std::sqrt(static_cast<double>(partial.size(3)));
+  const auto width = static_cast<double>(partial.size(3));
+  const at::Tensor score = at::where(empty, none, lse.abs()).amax(1) / std::sqrt(width);
   exact.score = held_numbers(score);
+  // A mean lies among what it is of, whatever its weights: ds and es of src/judge/ops/attention.cc,
+  // by which the spreads are multiplied, bring it no further than the furthest share.
+  constexpr double u = kAccumulatorRoundoff;
+  const at::Tensor sizes = apart.abs().masked_fill(empty.unsqueeze(-1), 0),
+                   furthest = sizes.amax(1);
+  const at::Tensor ds = (std::sqrt(width) * u * score + 4 * u).unsqueeze(-1);
+  const at::Tensor es = ((walk_of(width) + 1) * u * score + 4 * u).unsqueeze(-1);
+  exact.spread = held_numbers((p * sizes).sum(1).minimum(furthest / (2 * kLambda * ds)));
+  exact.spread_squares =
+      held_numbers((p * sizes).square().sum(1).minimum((furthest / es).square()));
   if (rounds_weights(contract))
     exact.overlap = held_numbers(at::zeros(score.sizes(), score.options()));
   exact.row_terms = std::vector<double>(static_cast<size_t>(partial.size(0)),

@@ -20,7 +20,9 @@ Exact exact_shares(bool is_partial, const at::Tensor& q, const at::Tensor& k, co
 
 // The attention that shares are merged to, with what its budget needs, each share in the place of a
 // key: partial [rows, shares, heads, head_dim], lse [rows, shares, heads]. A weight is off by
-// |lse| u, as a score of |lse| / sqrt(head_dim) would have it. Throws Error for other shapes.
+// |lse| u, as a score of |lse| / sqrt(head_dim) would have it. Where that is more than weights can
+// be off, the spreads are such that the result may lie anywhere among its shares, and nowhere else.
+// Throws Error for other shapes.
 Exact exact_merge(const at::Tensor& partial, const at::Tensor& lse, RoundingContract contract);
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "src/judge/budget.h"
 #include "src/judge/contracts.h"
 #include "tests/reference/passes.h"
 
@@ -284,6 +285,30 @@ TEST_P(Shares, WithoutAKeyWeighNothing) {
   std::fill_n(lse.as<double>(), lse.view().row_size(), -kInfinity);
   const Exact nothing = merged(partial, lse);
   for (int64_t i = 0; i < heads * dim; ++i) EXPECT_EQ(nothing.want[static_cast<size_t>(i)], 0);
+}
+
+// Logarithms so large that fp32 tells nothing of the weights: any of the shares may be the result,
+// and nothing beyond them.
+TEST_P(Shares, MergedByUnknownWeightsComeToWhatLiesAmongThem) {
+  const Tensor partial = f64_of(evaluate(point("attn.partial")));
+  const Tensor lse = f64_of(evaluate(point("attn.lse")));
+  for (int64_t i = 0; i < lse.view().count(); ++i) lse.as<double>()[i] += 1e7;
+  const Exact exact = merged(partial, lse);
+  const Budget budget = budget_of(OpKind::attention, exact, DType::f32);
+  const int64_t shares = lse.view().shape[1], heads = lse.view().shape[2];
+  const int64_t dim = partial.view().shape[3];
+  for (size_t i = 0; i < exact.want.size(); ++i) {
+    const int64_t place = static_cast<int64_t>(i) / dim, row = place / heads;
+    double furthest = 0;
+    for (int64_t s = 0; s < shares; ++s) {
+      const int64_t of_share = (row * shares + s) * heads + place % heads;
+      if (std::isinf(lse.as<double>()[of_share])) continue;
+      const double value = partial.as<double>()[of_share * dim + static_cast<int64_t>(i) % dim];
+      furthest = std::max(furthest, std::fabs(value - exact.want[i]));
+    }
+    EXPECT_LE(budget.limit[i], furthest * 1.001 + 1e-5);
+    EXPECT_LE(budget.variance[i], furthest * furthest * 1.001 + exact.want[i] * exact.want[i]);
+  }
 }
 
 TEST_P(Shares, KeepWhatIsNoNumberToThemselves) {
