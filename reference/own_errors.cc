@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/minimum.h>
 
 #include <cmath>
 #include <optional>
@@ -69,8 +70,9 @@ OwnErrors errors_of_silu_mul(const Exact& e) {
   return {16 * size + kUnit * of_sigmoid + underflow,
           (3 * size).square() + (0.3 * kUnit * of_sigmoid).square() + underflow.square(),
           {},
-          0,
-          (tensor_of(e.want).abs() - of_sigmoid / 2).abs() <= 9 * kUnit * of_sigmoid};
+          1,
+          at::minimum((tensor_of(e.want).abs() - of_sigmoid / 2).abs(),
+                      of_sigmoid - tensor_of(e.want).abs()) <= 9 * kUnit * of_sigmoid};
 }
 
 // Each head has a score and each row a number of keys; all else is an element's.

@@ -69,6 +69,10 @@ inline constexpr double kOracleError = 0x1p-26;
 // Up to this chance of another number an error is so small that it crosses one border at most.
 inline constexpr double kOneBorder = 0.1;
 
+// The chance of another number on the very border of two, the most that comes by where z lies. What
+// has more is off by more than the numbers are apart.
+inline constexpr double kMostOnBorder = 0.5;
+
 // The chance that a kernel's error before the rounding of z turns it the other way, `chance` being
 // that of numbers which lie anywhere: an error of standard deviation s makes it s / ulp at most.
 // Exact results need not lie anywhere. A product of two numbers of 8 bits times a scale near a

@@ -126,18 +126,17 @@ std::string failing_of_silu(double size, const Kernel& of, size_t rows = 96) {
 
 float usual_silu(float gate, float up) { return gate / (1 + std::exp(-gate)) * up; }
 
+float silu_by_tanh(float gate, float up) { return 0.5F * gate * (1 + std::tanh(0.5F * gate)) * up; }
+
 // Gates of 1e-6 have silus of half of them, times a number of 8 bits: products of 16 bits, of which
 // one in 60 lies beside the border of two numbers, nearer than any kernel of fp32 can tell.
 TEST(Budget, OfSmallGatesLetsARightSiluPass) {
-  const auto by_tanh = [](float gate, float up) {
-    return 0.5F * gate * (1 + std::tanh(0.5F * gate)) * up;
-  };
   for (const int power : {-8, -16, -20, -24, -30, -46, -60}) {
     const double size = std::ldexp(1.0, power);
     EXPECT_EQ(failing_of_silu(size, usual_silu).find('T'), std::string::npos)
         << power << ": " << failing_of_silu(size, usual_silu);
-    EXPECT_EQ(failing_of_silu(size, by_tanh).find('T'), std::string::npos)
-        << power << ": " << failing_of_silu(size, by_tanh);
+    EXPECT_EQ(failing_of_silu(size, silu_by_tanh).find('T'), std::string::npos)
+        << power << ": " << failing_of_silu(size, silu_by_tanh);
   }
   EXPECT_GT(std::stoi(failing_of_silu(0x1p-30, usual_silu)), 100) << "none lies beside a border";
 }
@@ -150,6 +149,38 @@ TEST(Budget, OfSmallGatesTakesTiesThatFallToOneSideForNoGain) {
         << size << ": " << failing_of_silu(size, usual_silu, 8000);
   const auto larger = [](float gate, float up) { return usual_silu(gate, up) * (1 + 0x1p-14F); };
   EXPECT_NE(failing_of_silu(1e-6, larger).find("T5"), std::string::npos) << "a gain of all";
+}
+
+// From gates of 15 on silus are the gates themselves, and those of -10 are what a tanh near -1 was
+// off by.
+TEST(Budget, OfLargeGatesLetsARightSiluPass) {
+  const auto by_exp2 = [](float gate, float up) {
+    return gate / (1 + std::exp2(gate * -1.44269504F)) * up;
+  };
+  for (const double size : {3, 8, 16}) {
+    EXPECT_EQ(failing_of_silu(size, usual_silu, 8000).find('T'), std::string::npos)
+        << size << ": " << failing_of_silu(size, usual_silu, 8000);
+    EXPECT_EQ(failing_of_silu(size, by_exp2, 2000).find('T'), std::string::npos)
+        << size << ": " << failing_of_silu(size, by_exp2, 2000);
+    EXPECT_EQ(failing_of_silu(size, silu_by_tanh, 2000).find('T'), std::string::npos)
+        << size << ": " << failing_of_silu(size, silu_by_tanh, 2000);
+  }
+}
+
+TEST(Budget, OfLargeGatesSeesAWrongSilu) {
+  const auto larger = [](float gate, float up) { return usual_silu(gate, up) * (1 + 0x1p-14F); };
+  const auto in_bf16 = [](float gate, float up) {
+    const auto sigmoid = static_cast<float>(round_to(1 / (1 + std::exp(-gate)), DType::bf16));
+    return gate * sigmoid * up;
+  };
+  const auto of_negatives = [](float gate, float up) {
+    return usual_silu(gate, up) * (gate < -4 ? 1 + 0x1p-10F : 1);
+  };
+  for (const double size : {3, 8, 16}) {
+    EXPECT_NE(failing_of_silu(size, larger, 400).find('T'), std::string::npos) << size;
+    EXPECT_NE(failing_of_silu(size, in_bf16).find('T'), std::string::npos) << size;
+    EXPECT_NE(failing_of_silu(size, of_negatives).find('T'), std::string::npos) << size;
+  }
 }
 
 TEST(Budget, OfSmallGatesSeesAWrongSilu) {
