@@ -6,7 +6,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
@@ -20,11 +19,12 @@
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
-#include "reference/causal_mask.h"
+#include "reference/causal_attention.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
 #include "reference/request_pages.h"
 #include "reference/rotary.h"
+#include "src/judge/no_memory.h"
 
 namespace lockstep {
 namespace {
@@ -158,6 +158,7 @@ class Qwen final : public ReferenceModel {
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
   int64_t passes_ = 0;
+  int64_t most_scores_ = 1 << 24;           // at a time, 128 MiB in fp64: fewer once memory lacked
   Routes routes_;                           // of experts, from outside
   std::shared_ptr<const at::Tensor> held_;  // what is being shown
 
@@ -281,29 +282,35 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
   }
 }
 
-// Elements of the scores that are made at a time: 128 MiB in fp64.
-constexpr int64_t kScores = 1 << 24;
-
 // In the wide dtype, so that neither scores nor probabilities are rounded to the one that is shown.
 at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const at::Tensor out = at::empty_like(q);
-  const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
     // Queries are taken in blocks, so that their scores, [heads, block, length], have a bound.
-    const int64_t length = cache.k[layer()].size(0), block = kScores / (recipe_.heads * length) + 1;
+    const int64_t length = cache.k[layer()].size(0);
     const double products = 2.0 * static_cast<double>(span.count * length * q[0].numel());
-    const Threads threads(q.is_cpu() ? products : 0, threads_);
-    for (int64_t first = 0; first < span.count; first += block) {
-      const int64_t count = std::min(block, span.count - first), keys = span.start + first + count;
-      const auto seen = [&](const at::Tensor& x) { return by_head(x.narrow(0, 0, keys)); };
-      const at::Tensor mask = mask_of(count, keys, recipe_.window.at(layer()), q.device());
-      const at::Tensor y = at::scaled_dot_product_attention(
-          by_head(q.narrow(0, span.first + first, count)), seen(cache.k[layer()]),
-          seen(cache.v[layer()]), mask.defined() ? std::optional(mask) : std::nullopt,
-          /*dropout_p=*/0.0, /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt,
-          /*enable_gqa=*/true);
-      out.narrow(0, span.first + first, count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+    const auto attend = [&](int64_t first, int64_t count) {
+      const Threads threads(q.is_cpu() ? products : 0, threads_);
+      const int64_t keys = span.start + first + count;
+      const auto seen = [&](const at::Tensor& x) { return wide(x.narrow(0, 0, keys)); };
+      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, span.first + first, count); };
+      rows(out).copy_(
+          rounded(causal_attention(wide(rows(q)), seen(cache.k[layer()]), seen(cache.v[layer()]),
+                                   recipe_.window.at(layer()))));
+    };
+    int64_t block = most_scores_ / (recipe_.heads * length) + 1;
+    for (int64_t first = 0; first < span.count;) {
+      const int64_t count = std::min(block, span.count - first);
+      try {
+        in_torch([&] { attend(first, count); });
+        first += count;
+      } catch (const NoMemory&) {
+        if (count == 1) throw;
+        block = (count + 1) / 2;
+        most_scores_ = (block - 1) * recipe_.heads * length;
+        free_unused(q.device());
+      }
     }
   }
   return out;

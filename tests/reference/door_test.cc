@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -148,6 +149,48 @@ TEST(Library, AnswersByPartsWhatItHasNoMemoryFor) {
   EXPECT_LT(halving.most_rows(point("attn.norm")), static_cast<size_t>(kRows));
   EXPECT_EQ(parts.shape, whole.shape);
   EXPECT_TRUE(std::ranges::equal(parts.want, whole.want));
+}
+
+// What a model shows of its attention in the first layer.
+std::vector<double> attended(ReferenceModel& model, const PassInfo& pass) {
+  struct Keep final : Sink {
+    bool wants(const Point& p, int layer) const override {
+      return p == point("attn.out") && layer == 0;
+    }
+    void begin(const PassInfo&) override {}
+    void record(const Record& record) override {
+      shown.resize(static_cast<size_t>(record.tensor.count()));
+      widen(record.tensor, 0, shown);
+    }
+    void end() override {}
+    std::vector<double> shown;
+  } sink;
+  Probe probe(&sink);
+  model.begin(pass, probe);
+  model.advance(0);
+  EXPECT_EQ(probe.failure(), "");
+  return sink.shown;
+}
+
+TEST(Library, AttendsInSmallerBlocksWhereScoresHaveNoMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory cannot be limited";
+#endif
+  mallopt(M_MMAP_THRESHOLD, 1 << 16);
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  PassInfo pass;
+  for (int32_t i = 0; i < 1500; ++i) pass.rows.push_back({{0, i}, i * 37 % 4000});
+  pass.logit_rows = {1499};
+  const auto model = open_reference().model(checkpoint, {.threads = 1}, DType::f64);
+  const std::vector<double> whole = attended(*model, pass);
+  // The scores of all queries take 108 MB.
+  const std::vector<double> parts = [&] {
+    const LittleMemory little(rlim_t{80} << 20);
+    return attended(*model, pass);
+  }();
+  ASSERT_EQ(parts.size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i)
+    ASSERT_NEAR(parts[i], whole[i], 1e-12 * (1 + std::fabs(whole[i])));
 }
 
 // Also shows that an exception which is thrown inside is the same type outside.
