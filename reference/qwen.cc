@@ -6,7 +6,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
@@ -20,7 +19,7 @@
 
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
-#include "reference/causal_mask.h"
+#include "reference/causal_attention.h"
 #include "reference/held_weights.h"
 #include "reference/recipe.h"
 #include "reference/request_pages.h"
@@ -159,9 +158,7 @@ class Qwen final : public ReferenceModel {
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
   int64_t passes_ = 0;
-  // Elements of an attention's scores that are made at a time, 128 MiB in fp64: fewer once there
-  // was no memory for them.
-  int64_t most_scores_ = 1 << 24;
+  int64_t most_scores_ = 1 << 24;           // at a time, 128 MiB in fp64: fewer once memory lacked
   Routes routes_;                           // of experts, from outside
   std::shared_ptr<const at::Tensor> held_;  // what is being shown
 
@@ -288,7 +285,6 @@ void Qwen::cache(const at::Tensor& k, const at::Tensor& v) {
 // In the wide dtype, so that neither scores nor probabilities are rounded to the one that is shown.
 at::Tensor Qwen::sdpa(const at::Tensor& q) {
   const at::Tensor out = at::empty_like(q);
-  const auto by_head = [this](const at::Tensor& x) { return wide(x).transpose(0, 1).unsqueeze(0); };
   for (const Span& span : spans_) {
     const Cache& cache = caches_.at(span.request);
     // Queries are taken in blocks, so that their scores, [heads, block, length], have a bound.
@@ -297,14 +293,11 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
     const auto attend = [&](int64_t first, int64_t count) {
       const Threads threads(q.is_cpu() ? products : 0, threads_);
       const int64_t keys = span.start + first + count;
-      const auto seen = [&](const at::Tensor& x) { return by_head(x.narrow(0, 0, keys)); };
-      const at::Tensor mask = mask_of(count, keys, recipe_.window.at(layer()), q.device());
-      const at::Tensor y = at::scaled_dot_product_attention(
-          by_head(q.narrow(0, span.first + first, count)), seen(cache.k[layer()]),
-          seen(cache.v[layer()]), mask.defined() ? std::optional(mask) : std::nullopt,
-          /*dropout_p=*/0.0, /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt,
-          /*enable_gqa=*/true);
-      out.narrow(0, span.first + first, count).copy_(rounded(y.squeeze(0).transpose(0, 1)));
+      const auto seen = [&](const at::Tensor& x) { return wide(x.narrow(0, 0, keys)); };
+      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, span.first + first, count); };
+      rows(out).copy_(
+          rounded(causal_attention(wide(rows(q)), seen(cache.k[layer()]), seen(cache.v[layer()]),
+                                   recipe_.window.at(layer()))));
     };
     int64_t block = most_scores_ / (recipe_.heads * length) + 1;
     for (int64_t first = 0; first < span.count;) {

@@ -24,7 +24,7 @@
 namespace lockstep {
 namespace {
 
-// Of each of the four things that grow: about half of it is spent on the largest size.
+// Each of the four things that grow has so much, and spends about half on the largest size.
 constexpr double kGrowthSeconds = 20;
 
 // Calls measure(name, checkpoint, show) for each of the shapes, whose checkpoint is gone before the
