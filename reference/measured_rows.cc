@@ -244,7 +244,7 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
   e.usual_misround = usual_misround(rows.misrounds, own.common, own.products);
-  e.misround_in_gain = misround_in_gain(own.products);
+  e.misround_in_gain = misround_in_gain(own.products, rows.dtype);
   e.misround = misround_chance(variance.sqrt(), e.spacing, rows.misrounds, own.common);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
   e.variance = e.spacing * e.spacing / 12 + variance;
@@ -437,7 +437,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .misrounds = rows.misrounds,
           .common = common,
           .usual_misround = usual_misround(rows.misrounds, common, products),
-          .misround_in_gain = misround_in_gain(products),
+          .misround_in_gain = misround_in_gain(products, rows.dtype),
           .close = closeness_of(rows.dtype),
           .want = numbers(want),
           .got = stored(got),

@@ -46,8 +46,9 @@ double usual_misround(double misrounds, double common, const at::Tensor& product
   return common > 0 ? misrounds : std::numeric_limits<double>::infinity();
 }
 
-double misround_in_gain(const at::Tensor& products) {
-  return products.defined() ? kOneBorder : std::numeric_limits<double>::infinity();
+double misround_in_gain(const at::Tensor& products, DType dtype) {
+  return products.defined() && dtype != DType::f32 ? misround_in_proportion(dtype)
+                                                   : std::numeric_limits<double>::infinity();
 }
 
 double closeness_of(DType dtype) {

@@ -23,7 +23,7 @@ at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacin
 // the one that cancels has.
 double usual_misround(double misrounds, double common, const at::Tensor& products);
 // Budget::misround_in_gain of an op with those `products` of own_errors().
-double misround_in_gain(const at::Tensor& products);
+double misround_in_gain(const at::Tensor& products, DType dtype);
 // The relative tolerance of ErrorSums::not_close.
 double closeness_of(DType dtype);
 // hash_of_row() of src/stats/row_loops.h, of each row of [rows, columns]: the bits of the sum, as a

@@ -49,7 +49,8 @@ class Filler {
     budget_.misrounds = misrounds_of(op.kind, exact.contract, dtype);
     budget_.meets_borders = op.meets_borders && exact.steps.empty();
     has_products_ = op.is_product != nullptr && exact.steps.empty();
-    if (has_products_) budget_.misround_in_gain = kOneBorder;
+    if (has_products_ && dtype != DType::f32)
+      budget_.misround_in_gain = misround_in_proportion(dtype);
     const size_t count = elements.count;
     for (auto* values : {&budget_.limit, &budget_.variance, &budget_.misround})
       values->resize(count);

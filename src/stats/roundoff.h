@@ -69,6 +69,11 @@ inline constexpr double kOracleError = 0x1p-26;
 // Up to this chance of another number an error is so small that it crosses one border at most.
 inline constexpr double kOneBorder = 0.1;
 
+// Four times the chance of another number by an error of 3 u of the result itself, in 16 bits.
+inline double misround_in_proportion(DType dtype) {
+  return 4 * 3 * kAccumulatorRoundoff / unit_roundoff(dtype);
+}
+
 // The chance of another number on the very border of two, the most that comes by where z lies. What
 // has more is off by more than the numbers are apart.
 inline constexpr double kMostOnBorder = 0.5;
