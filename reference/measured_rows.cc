@@ -243,7 +243,7 @@ Beside with_budgets(const RowsToMeasure& rows, const Exact& exact, const Own& ow
   const at::Tensor limit = or_none(own.limit), variance = or_none(own.variance);
   if (own.shared.defined()) e.shared = shaped(own.shared);
   // The steps of add_rounding() of src/judge/budget_loops.cc.
-  e.usual_misround = usual_misround(rows.misrounds, own.common, own.products);
+  e.usual_misround = usual_misround(rows.misrounds, own.common);
   e.misround_in_gain = misround_in_gain(own.products, rows.dtype);
   e.misround = misround_chance(variance.sqrt(), e.spacing, rows.misrounds, own.common);
   e.limit = spacing_around(e.want.abs() + limit, format) / 2 + limit;
@@ -436,7 +436,7 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .largest = format.max,
           .misrounds = rows.misrounds,
           .common = common,
-          .usual_misround = usual_misround(rows.misrounds, common, products),
+          .usual_misround = usual_misround(rows.misrounds, common),
           .misround_in_gain = misround_in_gain(products, rows.dtype),
           .close = closeness_of(rows.dtype),
           .want = numbers(want),

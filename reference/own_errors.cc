@@ -70,7 +70,7 @@ OwnErrors errors_of_silu_mul(const Exact& e) {
   return {16 * size + kUnit * of_sigmoid + underflow,
           (3 * size).square() + (0.3 * kUnit * of_sigmoid).square() + underflow.square(),
           {},
-          1,
+          0,
           at::minimum((tensor_of(e.want).abs() - of_sigmoid / 2).abs(),
                       of_sigmoid - tensor_of(e.want).abs()) <= 9 * kUnit * of_sigmoid};
 }

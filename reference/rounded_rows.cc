@@ -41,8 +41,7 @@ at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacin
   return at::minimum(inside, (common * inside).clamp_min(misrounds)).clamp_max(1);
 }
 
-double usual_misround(double misrounds, double common, const at::Tensor& products) {
-  if (products.defined()) return kMostOnBorder;
+double usual_misround(double misrounds, double common) {
   return common > 0 ? misrounds : std::numeric_limits<double>::infinity();
 }
 

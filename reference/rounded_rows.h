@@ -19,9 +19,8 @@ at::Tensor turned_chance(const at::Tensor& want, const at::Tensor& spacing, cons
 // misround_chance() of src/judge/budget_loops.h.
 at::Tensor misround_chance(const at::Tensor& deviation, const at::Tensor& spacing, double misrounds,
                            double common);
-// Budget::usual_misround of an op with that common part and those `products` of own_errors(), which
-// the one that cancels has.
-double usual_misround(double misrounds, double common, const at::Tensor& products);
+// Budget::usual_misround of an op with that common part.
+double usual_misround(double misrounds, double common);
 // Budget::misround_in_gain of an op with those `products` of own_errors().
 double misround_in_gain(const at::Tensor& products, DType dtype);
 // The relative tolerance of ErrorSums::not_close.

@@ -58,7 +58,6 @@ class Filler {
       common_ = common_part(static_cast<double>(exact.terms));
       budget_.usual_misround = budget_.misrounds;
     }
-    if (op.cancels) common_ = 1, budget_.usual_misround = kMostOnBorder;
     if (op.has_shared) budget_.shared.resize(count);
     if (op.has_underflow) budget_.underflow.resize(count);
   }

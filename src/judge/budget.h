@@ -48,9 +48,8 @@ struct Budget {
   std::vector<double> misround;
   double gain = 0;       // relative error that all elements may have in common
   double misrounds = 1;  // the most of `misround` where nothing cancels or is rounded on the way
-  // An element whose `misround` is more is in T3 of columns and heads alone: of a sum, `misrounds`;
-  // under JudgedOp::cancels, kMostOnBorder. So many of those that cancel may be misrounded that few
-  // of the others would show beside them.
+  // An element whose `misround` is more is in T3 of columns and heads alone: of a sum, `misrounds`.
+  // So many of those that cancel may be misrounded that few of the others would show beside them.
   double usual_misround = std::numeric_limits<double>::infinity();
   // An element whose `misround` is more is not in T5: under JudgedOp::is_product,
   // misround_in_proportion(), and no limit in fp32. Which neighbour such a product gets, a share of

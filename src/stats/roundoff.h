@@ -74,10 +74,6 @@ inline double misround_in_proportion(DType dtype) {
   return 4 * 3 * kAccumulatorRoundoff / unit_roundoff(dtype);
 }
 
-// The chance of another number on the very border of two, the most that comes by where z lies. What
-// has more is off by more than the numbers are apart.
-inline constexpr double kMostOnBorder = 0.5;
-
 // The chance that a kernel's error before the rounding of z turns it the other way, `chance` being
 // that of numbers which lie anywhere: an error of standard deviation s makes it s / ulp at most.
 // Exact results need not lie anywhere. A product of two numbers of 8 bits times a scale near a

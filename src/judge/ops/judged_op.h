@@ -86,9 +86,6 @@ struct JudgedOp {
   // tell. One that fp64 has on the border itself does not: what is exact is rounded to even. Null:
   // none does.
   bool (*is_product)(const Exact&, size_t element) = nullptr;
-  // Whether a term of its nearly cancels at some inputs, where its error is what that was off by:
-  // results there are misrounded as often as V says, however few others are.
-  bool cancels = false;
   bool is_calibrated = true;  // lockstep calibrate learns limits for it
   // Two statements about right kernels that the budgets above are held against, and so no parts of
   // them: the error before the rounding (selftest/detection.h), and one standard deviation of what
