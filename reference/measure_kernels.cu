@@ -1,7 +1,7 @@
-// A block of threads has a row. Where rows have heads a warp has a head, else all threads share the
-// row; what a thread adds up stays in registers until then. Sums are joined across lanes and then
-// across warps in one order, and of equally bad elements the first is the worst. Each step rounds
-// as it is written: this file is compiled without multiply-adds that round once.
+// Rows: a block of threads has a row. Where rows have heads a warp has a head, else all threads
+// share the row; what a thread adds up stays in registers until then. Sums are joined across lanes
+// and then across warps in one order, and of equally bad elements the first is the worst. Each step
+// rounds as it is written: this file is compiled without multiply-adds that round once.
 #include <cmath>
 
 #include "kernels/base/check.h"
@@ -303,16 +303,70 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(RowsToWeigh rows) {
   join_warps(rows, row, group, shared);
 }
 
+// What some rows of a column came to.
+struct ColumnTotals {
+  double units = 0, due = 0, misrounded_count = 0, may = 0;
+  Worst worst, misrounded;
+
+  __device__ void join(const ColumnTotals& other) {
+    units += other.units, due += other.due, may += other.may;
+    misrounded_count += other.misrounded_count;
+    worst.join(other.worst), misrounded.join(other.misrounded);
+  }
+};
+
+// A block of threads has so many neighbouring columns, and of each so many threads. Each of those
+// takes every kAtOnce-th row, and the first joins them in their order.
+constexpr int kNeighbours = 16, kAtOnce = 32;
+
+__device__ void put_worst_of_column(const ColumnsToSum& c, const Worst& worst, int64_t column,
+                                    double* most) {
+  const int64_t i = max(worst.at, c.first) * c.width + column;
+  most[0] = worst.most, most[c.width] = static_cast<double>(worst.at);
+  most[2 * c.width] = c.want[i], most[3 * c.width] = number_at(c.got, i);
+}
+
+__global__ void __launch_bounds__(kNeighbours* kAtOnce) columns_kernel(ColumnsToSum c) {
+  __shared__ ColumnTotals shared[kAtOnce][kNeighbours];
+  const int64_t column = int64_t{blockIdx.x} * kNeighbours + threadIdx.x;
+  ColumnTotals total;
+  for (int64_t i = threadIdx.y; i < c.rows && column < c.width; i += kAtOnce) {
+    const int64_t row = c.numbers ? c.numbers[i] : c.first + i, at = row * c.width + column;
+    total.units += c.unit[at], total.due += c.due[at], total.may += c.may_misround[at];
+    total.misrounded_count += c.misrounded[at] ? 1 : 0;
+    total.worst.add(c.budgets[at], row);
+    if (c.misrounded[at]) total.misrounded.add(c.budgets[at], row);
+  }
+  shared[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= c.width) return;
+  for (int i = 1; i < kAtOnce; ++i) total.join(shared[i][threadIdx.x]);
+  double* const table = c.columns + column;
+  table[kColumnUnits * c.width] = total.units, table[kColumnDue * c.width] = total.due;
+  table[kColumnMisrounded * c.width] = total.misrounded_count;
+  table[kColumnMay * c.width] = total.may;
+  put_worst_of_column(c, total.worst, column, table + kColumnMost * c.width);
+  put_worst_of_column(c, total.misrounded, column, table + kColumnMostMisrounded * c.width);
+}
+
+void check_cuda(cudaError_t status) {
+  check(status == cudaSuccess, "CUDA error in measuring rows: {}", cudaGetErrorString(status));
+}
+
 }  // namespace
 
 bool has_measure_kernels() { return true; }
 
 void weigh_rows(int gpu, const RowsToWeigh& rows) {
-  const auto check_cuda = [](cudaError_t status) {
-    check(status == cudaSuccess, "CUDA error in measuring rows: {}", cudaGetErrorString(status));
-  };
   check_cuda(cudaSetDevice(gpu));
   weigh_kernel<<<static_cast<unsigned>(rows.rows), kThreads>>>(rows);
+  check_cuda(cudaGetLastError());
+}
+
+void sum_columns(int gpu, const ColumnsToSum& columns) {
+  check_cuda(cudaSetDevice(gpu));
+  const auto blocks = static_cast<unsigned>((columns.width + kNeighbours - 1) / kNeighbours);
+  columns_kernel<<<blocks, dim3(kNeighbours, kAtOnce)>>>(columns);
   check_cuda(cudaGetLastError());
 }
 

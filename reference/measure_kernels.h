@@ -1,4 +1,4 @@
-// One kernel for all rows of an answer on a CUDA device: an element is read once beside what a
+// A kernel for all rows of an answer on a CUDA device: an element is read once beside what a
 // dtype makes of its exact result, and what each row and each head of it come to is written, by the
 // formulas of src/stats/row_loops.cc. Numbers lie in the device's memory, and the kernel is queued
 // on its default stream, as LibTorch's are.
@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// The columns of the tables of rows and of groups in them. A number that counts or names a place is
-// exact in fp64 as well.
+// The columns of the tables of rows, of groups in them, and of the columns of rows. A number that
+// counts or names a place is exact in fp64 as well.
 enum OfRow : int {
   kPower,
   kLargestGot,
@@ -59,6 +59,21 @@ enum OfGroup : int {
   kGroupGotMisrounded,
   kGroupColumns
 };
+enum OfColumn : int {
+  kColumnUnits,
+  kColumnDue,
+  kColumnMisrounded,
+  kColumnMay,
+  kColumnMost,
+  kColumnRow,
+  kColumnWant,
+  kColumnGot,
+  kColumnMostMisrounded,
+  kColumnRowMisrounded,
+  kColumnWantMisrounded,
+  kColumnGotMisrounded,
+  kColumnColumns
+};
 
 // Nearer to its budget another rounding of the quotient may decide.
 inline constexpr double kSurelyWithin = 1 - 0x1p-40;
@@ -93,7 +108,19 @@ struct RowsToWeigh {
   bool* misrounded;
 };
 
+// Some rows whose columns are summed, of what RowsToWeigh was filled in with.
+struct ColumnsToSum {
+  int64_t first, rows, width;
+  const int64_t* numbers;  // of the rows, which rise; null: the neighbours from `first` on
+  const double* want;
+  StoredNumbers got;
+  const float *unit, *due, *budgets, *may_misround;
+  const bool* misrounded;
+  double* columns;  // filled in: one table column after the other, [kColumnColumns, width]
+};
+
 bool has_measure_kernels();  // as has_attention_kernels()
 void weigh_rows(int gpu, const RowsToWeigh& rows);
+void sum_columns(int gpu, const ColumnsToSum& columns);
 
 }  // namespace lockstep

@@ -7,23 +7,21 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/signbit.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <tuple>
 #include <utility>
 
 #include "reference/bridge.h"
 #include "reference/measure_kernels.h"
+#include "reference/measured_columns.h"
 #include "reference/own_errors.h"
 #include "reference/rounded_rows.h"
 #include "src/stats/distant_rows.h"
@@ -32,108 +30,21 @@
 namespace lockstep {
 namespace {
 
-// The amounts that elements add to their slices (WeighedRow), each [rows, columns].
-struct InSlices {
-  at::Tensor want, got;                         // got: of any dtype
-  at::Tensor unit, due, budgets, may_misround;  // fp32
-  at::Tensor misrounded;                        // whether
-};
-
-// Tensors of one shape, one after the other in host memory.
-class Table {
- public:
-  explicit Table(const std::vector<at::Tensor>& columns) {
-    std::vector<at::Tensor> wide;
-    for (const at::Tensor& column : columns) wide.push_back(column.to(at::kDouble));
-    held_ = std::make_shared<const at::Tensor>(on_host(at::stack(wide)));
-    values_ = held_->const_data_ptr<double>();
-    count_ = columns.empty() ? 0 : columns[0].numel();
-  }
-  // Columns of `count` numbers that are in host memory already, from `first` of those on.
-  Table(std::shared_ptr<const at::Tensor> held, int64_t first, int64_t count)
-      : held_(std::move(held)), values_(held_->const_data_ptr<double>() + first), count_(count) {}
-  double at(int column, int64_t i) const { return values_[column * count_ + i]; }
-  int64_t count_of(int column, int64_t i) const { return std::llrint(at(column, i)); }
-
- private:
-  std::shared_ptr<const at::Tensor> held_;
-  const double* values_ = nullptr;  // of it
-  int64_t count_ = 0;
-};
-
 // The sum over the last axis.
 at::Tensor totals(const at::Tensor& x) { return x.sum({-1}, /*keepdim=*/false, at::kDouble); }
-
-// The largest along an axis, and the first place that has it; none where all are below 0.
-struct Largest {
-  Largest(const at::Tensor& x, int64_t axis) {
-    std::tie(value, at) = x.max(axis);
-    at = at::where(value < 0, at::full_like(at, -1), at);
-  }
-  // The entries of x there, where there is one.
-  at::Tensor of(const at::Tensor& x, int64_t axis) const {
-    return x.gather(axis, at.clamp_min(0).unsqueeze(axis)).squeeze(axis);
-  }
-  at::Tensor value, at;
-};
-
-// `x` where `chosen`, else -1.
-at::Tensor only(const at::Tensor& chosen, const at::Tensor& x) {
-  return x.masked_fill(~chosen, -1);
-}
-
-// The columns of the table of columns, as those of rows and groups in measure_kernels.h.
-enum OfColumn : int {
-  kColumnUnits,
-  kColumnDue,
-  kColumnMisrounded,
-  kColumnMay,
-  kColumnMost,
-  kColumnRow,
-  kColumnWant,
-  kColumnGot,
-  kColumnMostMisrounded,
-  kColumnRowMisrounded,
-  kColumnWantMisrounded,
-  kColumnGotMisrounded
-};
-
-// Sums over rows in fp64, of amounts in fp32 as ColumnSums has them.
-DistantColumns columns_of(const InSlices& e) {
-  const auto sum = [](const at::Tensor& x) { return x.sum({0}, /*keepdim=*/false, at::kDouble); };
-  const Largest worst(e.budgets, 0), misrounded(only(e.misrounded, e.budgets), 0);
-  const Table table({sum(e.unit), sum(e.due), sum(e.misrounded), sum(e.may_misround), worst.value,
-                     worst.at, worst.of(e.want, 0), worst.of(e.got, 0), misrounded.value,
-                     misrounded.at, misrounded.of(e.want, 0), misrounded.of(e.got, 0)});
-  DistantColumns columns;
-  const auto worst_at = [&](int64_t i, int first) {
-    return DistantColumns::Worst{table.count_of(first + 1, i), table.at(first + 2, i),
-                                 table.at(first + 3, i), to_f32(table.at(first, i))};
-  };
-  for (int64_t i = 0; i < e.want.size(1); ++i) {
-    columns.elements.push_back(static_cast<double>(e.want.size(0)));
-    columns.squares.push_back(table.at(kColumnUnits, i));
-    columns.due.push_back(table.at(kColumnDue, i));
-    columns.misrounded.push_back(table.at(kColumnMisrounded, i));
-    columns.may_misround.push_back(table.at(kColumnMay, i));
-    columns.worst.push_back(worst_at(i, kColumnMost));
-    columns.worst_misrounded.push_back(worst_at(i, kColumnMostMisrounded));
-  }
-  return columns;
-}
 
 // Rows that were measured, and their elements where they are.
 class MeasuredRows final : public DistantRows {
  public:
   // groups: of a row; 0: none are asked for.
-  MeasuredRows(Table rows, Table of_groups, int64_t groups, InSlices elements, int64_t width)
+  MeasuredRows(Table rows, Table of_groups, int64_t groups, InSlices elements, int64_t width,
+               std::vector<ColumnsOfRows> columns = {})
       : rows_(std::move(rows)),
         groups_(std::move(of_groups)),
         group_count_(groups),
         width_(width),
-        elements_(std::move(elements)) {
-    if (elements_.want.defined()) columns_ = columns_of(elements_);
-  }
+        elements_(std::move(elements)),
+        columns_(std::move(columns)) {}
 
   void put_row(size_t i, DistantRow& into) const override;
   DistantColumns columns(std::span<const int64_t> rows) const override;
@@ -141,8 +52,8 @@ class MeasuredRows final : public DistantRows {
  private:
   Table rows_, groups_;
   int64_t group_count_, width_;
-  InSlices elements_;       // undefined: of class exact
-  DistantColumns columns_;  // of all rows
+  InSlices elements_;                   // undefined: of class exact
+  std::vector<ColumnsOfRows> columns_;  // of rows that are asked for together
 };
 
 // The tables are in host memory since the rows were measured, and nothing is waited for here.
@@ -197,24 +108,16 @@ void MeasuredRows::put_row(size_t row, DistantRow& result) const {
   }
 }
 
-// Mostly all rows differ from each other and are asked for together, which was done beforehand; the
-// few that a pool leaves out of a long run, or that are equal, are chosen where they are.
+// Mostly all rows of a node differ from each other and are asked for together, which was done
+// beforehand; the few that a pool leaves out of a long run, or that are equal, are chosen where
+// they are.
 DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
-  if (std::ssize(rows) == elements_.want.size(0)) return columns_;
-  DistantColumns result;
-  in_torch([&] {
-    const at::Tensor numbers =
-        at::from_blob(const_cast<int64_t*>(rows.data()), {std::ssize(rows)}, at::kLong)
-            .to(elements_.want.device(), /*non_blocking=*/false, /*copy=*/true);
-    const auto some = [&](const at::Tensor& x) { return x.index_select(0, numbers); };
-    const InSlices& e = elements_;
-    result = columns_of({some(e.want), some(e.got), some(e.unit), some(e.due), some(e.budgets),
-                         some(e.may_misround), some(e.misrounded)});
-  });
-  for (auto* worst : {&result.worst, &result.worst_misrounded})
-    for (DistantColumns::Worst& of : *worst)
-      if (of.row >= 0) of.row = rows[static_cast<size_t>(of.row)];
-  return result;
+  const auto are_those = [&](const ColumnsOfRows& of) {
+    return std::ssize(rows) == of.rows.count && rows.front() == of.rows.first &&
+           rows.back() == of.rows.first + of.rows.count - 1;
+  };
+  const auto known = std::ranges::find_if(columns_, are_those);
+  return known != columns_.end() ? columns_of(*known) : columns_of(elements_, rows);
 }
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
@@ -380,14 +283,17 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
 struct InKernel {
   at::Tensor want, got, limit, variance, shared, products, exact, rounded;
   double common;
-  at::Tensor tables;  // of rows, then of groups
+  at::Tensor tables;  // of rows, then of groups, then of columns
   InSlices in;
 
-  InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own);
+  // Its tables have room for those columns.
+  InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns, const Exact& exact_results,
+           const Own& own);
   RowsToWeigh rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const;
 };
 
-InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const Own& own)
+InKernel::InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns,
+                   const Exact& exact_results, const Own& own)
     : common(own.common) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
@@ -405,8 +311,9 @@ InKernel::InKernel(const RowsToMeasure& rows, const Exact& exact_results, const 
     exact = shaped(as_dtype(rows_of(rows.exact, want), DType::f64));
     rounded = stored(rows_of(rows.rounded, want));
   }
-  tables =
-      at::empty({count * (kRowColumns + kGroupColumns * groups_of(rows, shared))}, want.options());
+  tables = at::empty({count * (kRowColumns + kGroupColumns * groups_of(rows, shared)) +
+                      std::ssize(columns) * kColumnColumns * width},
+                     want.options());
   if (rows.is_exact) return;
   in = {.want = want, .got = got, .misrounded = want.new_empty(want.sizes(), at::kBool)};
   for (at::Tensor* of : {&in.unit, &in.due, &in.budgets, &in.may_misround})
@@ -456,31 +363,44 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
           .misrounded = rows.is_exact ? nullptr : in.misrounded.mutable_data_ptr<bool>()};
 }
 
-// The same as measured(), by one pass over the elements on a device.
-std::shared_ptr<const DistantRows> measured_by_kernel(const RowsToMeasure& rows, const Exact& exact,
+// The same as measured(), by one pass over the elements on a device. Columns that will be asked for
+// are summed behind it: whoever asks then would wait for what is queued by then.
+std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, const Exact& exact,
                                                       const Own& own) {
-  InKernel kernel(rows, exact, own);
+  const RowsToMeasure& rows = call.measure;
+  std::vector<RowRange> ranges;
+  if (!rows.is_exact) ranges = asked_together(call.rows);
+  InKernel kernel(rows, ranges, exact, own);
   const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
   const int64_t groups = groups_of(rows, own.shared);
+  const int64_t before_columns = kRowColumns * count + kGroupColumns * count * groups;
   weigh_rows(kernel.want.device().index(), kernel.rows_to_weigh(rows, groups));
+  sum_columns_there(kernel.in, ranges, kernel.tables.mutable_data_ptr<double>() + before_columns);
   const auto held = std::make_shared<const at::Tensor>(on_host(kernel.tables));
   Table table(held, 0, count);
   for (int64_t i = 0; i < count; ++i)
     if (table.at(kOdd, i) > 0) return nullptr;
+  std::vector<ColumnsOfRows> columns;
+  for (size_t r = 0; r < ranges.size(); ++r) {
+    const int64_t first = before_columns + std::ssize(columns) * kColumnColumns * width;
+    columns.push_back({ranges[r], Table(held, first, width)});
+  }
   return std::make_shared<MeasuredRows>(std::move(table),
                                         Table(held, kRowColumns * count, count * groups), groups,
-                                        std::move(kernel.in), width);
+                                        std::move(kernel.in), width, std::move(columns));
 }
 
 }  // namespace
 
-void measure_rows(OpKind op, const RowsToMeasure& rows, Exact& exact) {
+void measure_rows(const OracleCall& call, Exact& exact) {
+  const OpKind op = call.place.point->op;
+  const RowsToMeasure& rows = call.measure;
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
   Own own;
   if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.common)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
-                                                 ? measured_by_kernel(rows, exact, own)
+                                                 ? measured_by_kernel(call, exact, own)
                                                  : measured(with_budgets(rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.

@@ -18,6 +18,7 @@ void softmax_rows(int, const SoftmaxRows&) { fail(kNone); }
 void spread_rows(int, const SpreadRows&) { fail(kNone); }
 int64_t free_memory(int) { fail(kNone); }
 void weigh_rows(int, const RowsToWeigh&) { fail(kNone); }
+void sum_columns(int, const ColumnsToSum&) { fail(kNone); }
 void serial_squares(int, const double*, int64_t, int64_t, double*) { fail(kNone); }
 
 }  // namespace lockstep

@@ -70,7 +70,7 @@ class OpOracle final : public Oracle {
       Exact result;
       in_torch([&] {
         result = evaluate_in_torch(call);
-        if (!call.measure.got.empty()) measure_rows(call.place.point->op, call.measure, result);
+        if (!call.measure.got.empty()) measure_rows(call, result);
         bring_all(result);
       });
       return result;

@@ -430,6 +430,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i, rows_[i]);
     });
     const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
+    std::vector<int64_t> pooled;  // of rows that were measured elsewhere
     for (size_t i = 0, end = 0; i < some; i = end) {
       while (end < some && owner_of(end) == owner_of(i)) ++end;
       Group::Member& member = group.members[owner_of(i)];
@@ -439,10 +440,13 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       }
       const std::span<Meter::Row> of_member = std::span(rows_).subspan(i, end - i);
       if (block.exact.measured)
-        member.meter->add(of_member, *block.exact.measured, first + i, block.threads);
+        std::ranges::copy(
+            member.meter->add(of_member, *block.exact.measured, first + i, block.threads),
+            std::back_inserter(pooled));
       else
         member.meter->add(of_member, block.threads);
     }
+    if (!pooled.empty()) group.pool->add_columns(block.exact.measured->columns(pooled));
   }
 }
 

@@ -360,10 +360,9 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   // Nor of nodes that may be held to other angles yet, or that are judged a second time.
   const bool pools =
       stricter_of(first) == first && !group.blurred && !group.exact_angles && !group.merged;
+  group.pool = pools ? &pools_[{key_of(place), contract}] : nullptr;
   for (Group::Member& member : group.members)
-    member.meter.emplace(meter_of(place, group, *member.node,
-                                  pools ? &pools_[{key_of(place), contract}] : nullptr,
-                                  ProfiledRows::wrong));
+    member.meter.emplace(meter_of(place, group, *member.node, group.pool, ProfiledRows::wrong));
   if (!measure_under(contract, place, inputs, pass, group)) {
     group.answered = true;
     return;

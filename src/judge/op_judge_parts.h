@@ -28,6 +28,7 @@ struct OpJudge::Group {
     RowOrders orders;  // of its wrong rows, under whatever contract
   };
   std::vector<Member> members;
+  PlacePool* pool = nullptr;     // of the contract that is being tried; null: none takes its rows
   std::vector<Row> rows;         // of all members
   std::vector<int32_t> tokens;   // fed at the rows
   std::vector<int64_t> lengths;  // of the rows' requests, after the pass

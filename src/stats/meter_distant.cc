@@ -36,9 +36,9 @@ Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain,
   return measured;
 }
 
-// The columns of a node are of its distinct rows, those of the pool of the rows that it takes.
-void Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first,
-                ThreadPool* threads) {
+// The columns of a node are of its distinct rows.
+std::vector<int64_t> Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first,
+                                ThreadPool* threads) {
   const Added added = add_whole(rows, threads);
   const auto numbers_of = [&](std::span<const Row* const> some) {
     std::vector<int64_t> numbers;
@@ -46,19 +46,12 @@ void Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first,
       numbers.push_back(static_cast<int64_t>(first) + (row - rows.data()));
     return numbers;
   };
-  const std::vector<int64_t> distinct = numbers_of(added.distinct);
-  const std::vector<int64_t> pooled = numbers_of(added.pooled);
-  const bool has_columns = columns_.size() > 0 && !distinct.empty();
-  DistantColumns columns;
-  if (has_columns) {
-    columns = elements.columns(distinct);
+  if (columns_.size() > 0 && !added.distinct.empty()) {
+    const DistantColumns columns = elements.columns(numbers_of(added.distinct));
     columns_.add(columns);
     keep_worst_of_columns(rows, first, columns);
   }
-  if (pooled.empty()) return;
-  // Mostly both are of the same rows.
-  if (!has_columns || pooled != distinct) columns = elements.columns(pooled);
-  pool_->add_columns(columns);
+  return numbers_of(added.pooled);
 }
 
 // A later row replaces the worst so far only where it is worse, as keep_worst_of_columns() of rows

@@ -316,7 +316,9 @@ Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const Ten
       }
       measured.push_back(distant.measure(position, of_row, gain_of(p.op, there)));
     }
-    distant.add(measured, *there.measured, first, /*threads=*/nullptr);
+    const std::vector<int64_t> pooled =
+        distant.add(measured, *there.measured, first, /*threads=*/nullptr);
+    if (!pooled.empty()) distant_pool.add_columns(there.measured->columns(pooled));
   }
   const Measure measure = meter.finish();
   expect_same(distant.finish(), measure, where);

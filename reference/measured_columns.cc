@@ -1,0 +1,143 @@
+// One kernel sums the columns of a range on a device that has measure kernels; elsewhere an op of
+// LibTorch does a step over all rows at once.
+#include "reference/measured_columns.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "reference/bridge.h"
+#include "reference/measure_kernels.h"
+#include "src/stats/moments.h"
+
+namespace lockstep {
+namespace {
+
+DistantColumns columns_of(const Table& table, int64_t rows, int64_t width) {
+  DistantColumns columns;
+  const auto worst_at = [&](int64_t i, int first) {
+    return DistantColumns::Worst{table.count_of(first + 1, i), table.at(first + 2, i),
+                                 table.at(first + 3, i), to_f32(table.at(first, i))};
+  };
+  for (int64_t i = 0; i < width; ++i) {
+    columns.elements.push_back(static_cast<double>(rows));
+    columns.squares.push_back(table.at(kColumnUnits, i));
+    columns.due.push_back(table.at(kColumnDue, i));
+    columns.misrounded.push_back(table.at(kColumnMisrounded, i));
+    columns.may_misround.push_back(table.at(kColumnMay, i));
+    columns.worst.push_back(worst_at(i, kColumnMost));
+    columns.worst_misrounded.push_back(worst_at(i, kColumnMostMisrounded));
+  }
+  return columns;
+}
+
+// By ops of LibTorch. Rows are numbered as they stand here.
+Table table_of(const InSlices& e) {
+  const auto sum = [](const at::Tensor& x) { return x.sum({0}, /*keepdim=*/false, at::kDouble); };
+  const Largest worst(e.budgets, 0), misrounded(only(e.misrounded, e.budgets), 0);
+  return Table({sum(e.unit), sum(e.due), sum(e.misrounded), sum(e.may_misround), worst.value,
+                worst.at, worst.of(e.want, 0), worst.of(e.got, 0), misrounded.value, misrounded.at,
+                misrounded.of(e.want, 0), misrounded.of(e.got, 0)});
+}
+
+// numbers: of the rows, on the device; undefined: `rows` are neighbours.
+void sum_on_device(const InSlices& e, RowRange rows, const at::Tensor& numbers, double* into) {
+  const auto amounts = [](const at::Tensor& x) { return x.const_data_ptr<float>(); };
+  sum_columns(e.want.device().index(),
+              {.first = rows.first,
+               .rows = rows.count,
+               .width = e.want.size(1),
+               .numbers = numbers.defined() ? numbers.const_data_ptr<int64_t>() : nullptr,
+               .want = e.want.const_data_ptr<double>(),
+               .got = {e.got.const_data_ptr(), e.got.scalar_type() == at::kFloat},
+               .unit = amounts(e.unit),
+               .due = amounts(e.due),
+               .budgets = amounts(e.budgets),
+               .may_misround = amounts(e.may_misround),
+               .misrounded = e.misrounded.const_data_ptr<bool>(),
+               .columns = into});
+}
+
+}  // namespace
+
+Table::Table(const std::vector<at::Tensor>& columns) {
+  std::vector<at::Tensor> wide;
+  for (const at::Tensor& column : columns) wide.push_back(column.to(at::kDouble));
+  held_ = std::make_shared<const at::Tensor>(on_host(at::stack(wide)));
+  values_ = held_->const_data_ptr<double>();
+  count_ = columns.empty() ? 0 : columns[0].numel();
+}
+
+Largest::Largest(const at::Tensor& x, int64_t axis) {
+  std::tie(value, at) = x.max(axis);
+  at = at::where(value < 0, at::full_like(at, -1), at);
+}
+
+at::Tensor Largest::of(const at::Tensor& x, int64_t axis) const {
+  return x.gather(axis, at.clamp_min(0).unsqueeze(axis)).squeeze(axis);
+}
+
+at::Tensor only(const at::Tensor& chosen, const at::Tensor& x) {
+  return x.masked_fill(~chosen, -1);
+}
+
+std::vector<RowRange> asked_together(std::span<const Row> rows) {
+  const int64_t count = std::ssize(rows);
+  std::vector<RowRange> ranges = {{0, count}};
+  for (int64_t first = 0, end = 0; first < count; first = end) {
+    const auto other = std::ranges::find_if(
+        rows.subspan(first), [&](const Row& row) { return row.request != rows[first].request; });
+    end = other - rows.begin();
+    if (end - first >= kLeastSlice && end - first < count) ranges.push_back({first, end - first});
+  }
+  return ranges;
+}
+
+DistantColumns columns_of(const ColumnsOfRows& known) {
+  return columns_of(known.table, known.rows.count, known.table.size());
+}
+
+DistantColumns columns_of(const InSlices& e, std::span<const int64_t> rows) {
+  DistantColumns result;
+  const int64_t count = std::ssize(rows), width = e.want.size(1);
+  const bool are_neighbours = count > 0 && rows.back() - rows.front() == count - 1;
+  in_torch([&] {
+    const auto numbers = [&] {
+      return at::from_blob(const_cast<int64_t*>(rows.data()), {count}, at::kLong)
+          .to(e.want.device(), /*non_blocking=*/false, /*copy=*/true);
+    };
+    if (e.want.is_cuda() && has_measure_kernels()) {
+      const at::Tensor table = at::empty({kColumnColumns, width}, e.want.options());
+      sum_on_device(e, {rows.front(), count}, are_neighbours ? at::Tensor() : numbers(),
+                    table.mutable_data_ptr<double>());
+      result = columns_of(Table(std::make_shared<const at::Tensor>(on_host(table)), 0, width),
+                          count, width);
+      return;
+    }
+    const at::Tensor chosen = numbers();
+    const auto some = [&](const at::Tensor& x) { return x.index_select(0, chosen); };
+    result = columns_of(table_of({some(e.want), some(e.got), some(e.unit), some(e.due),
+                                  some(e.budgets), some(e.may_misround), some(e.misrounded)}),
+                        count, width);
+    for (auto* worst : {&result.worst, &result.worst_misrounded})
+      for (DistantColumns::Worst& of : *worst)
+        if (of.row >= 0) of.row = rows[static_cast<size_t>(of.row)];
+  });
+  return result;
+}
+
+void sum_columns_there(const InSlices& e, std::span<const RowRange> ranges, double* into) {
+  for (const RowRange& rows : ranges) {
+    sum_on_device(e, rows, at::Tensor(), into);
+    into += kColumnColumns * e.want.size(1);
+  }
+}
+
+}  // namespace lockstep
