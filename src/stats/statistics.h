@@ -152,9 +152,9 @@ class Meter {
   // The same of a row that was measured elsewhere, of an op with that Budget::gain.
   Row measure(int64_t position, const DistantRow& from, double gain,
               std::vector<NodeSlice> room = {}) const;
-  // Adds rows whose elements are elsewhere; they are the ones of `elements` from `first` on. Returns
-  // the numbers there of those that the pool takes: whoever adds the rows of several nodes asks for
-  // their columns once, and adds them to the pool.
+  // Adds rows whose elements are elsewhere; they are the ones of `elements` from `first` on.
+  // Returns the numbers there of those that the pool takes: whoever adds the rows of several nodes
+  // asks for their columns once, and adds them to the pool.
   std::vector<int64_t> add(std::span<Row> rows, const DistantRows& elements, size_t first,
                            ThreadPool* threads);
   // Whether every element is kept, so that it must be measured here.

@@ -445,6 +445,55 @@ TEST_P(MeasuredRows, ComeToTheSameByParts) {
   EXPECT_GT(calls, 20);
 }
 
+// The rows so many times, one copy after the other.
+Tensor repeated(const TensorView& rows, int64_t times) {
+  std::vector<int64_t> extents(rows.shape.extents().begin(), rows.shape.extents().end());
+  extents[0] *= times;
+  const std::vector<double> once = values_of(rows);
+  std::vector<double> all;
+  for (int64_t i = 0; i < times; ++i) all.insert(all.end(), once.begin(), once.end());
+  TensorView like = rows;
+  like.shape = Shape(extents);
+  return rounded(all, like);
+}
+
+// The columns of a node's rows, which are among those of other requests, are those that its rows
+// have when they are asked about alone.
+TEST_P(MeasuredRows, ComeToTheSameColumnsAmongOtherRequests) {
+  int nodes = 0;
+  passes([&](const OracleCall& asked, const TensorView& got) {
+    const std::set measured = {OpKind::norm, OpKind::linear, OpKind::silu_mul};
+    if (!measured.contains(asked.place.point->op)) return;
+    const auto count = static_cast<int64_t>(asked.rows.size());
+    const int64_t times = (kLeastSlice + count - 1) / count, of_node = times * count;
+    const Tensor all = repeated(got, 3 * times);
+    std::vector<Tensor> inputs;
+    for (const TensorView& input : asked.inputs) inputs.push_back(repeated(input, 3 * times));
+    std::vector<Row> rows;
+    for (int64_t i = 0; i < 3 * of_node; ++i)
+      rows.push_back({static_cast<int32_t>(i / of_node), static_cast<int32_t>(i % of_node)});
+    OracleCall call{.place = asked.place, .rows = rows};
+    call.inputs.assign(inputs.begin(), inputs.end());
+    call.measure = {.got = all, .dtype = DType::bf16};
+    const Exact together = oracle_->evaluate(call);
+    ASSERT_TRUE(together.measured) << asked.place.point->name;
+    for (int64_t node = 0; node < 3; ++node) {
+      const Exact alone = oracle_->evaluate(rows_of_call(call, node * of_node, of_node));
+      std::vector<int64_t> own(of_node), there(of_node);
+      std::iota(own.begin(), own.end(), int64_t{0});
+      std::iota(there.begin(), there.end(), node * of_node);
+      DistantColumns expected = alone.measured->columns(own);
+      for (auto* worst : {&expected.worst, &expected.worst_misrounded})
+        for (DistantColumns::Worst& of : *worst)
+          if (of.row >= 0) of.row += node * of_node;
+      expect_same(together.measured->columns(there), expected,
+                  std::string(asked.place.point->name));
+      ++nodes;
+    }
+  });
+  EXPECT_GT(nodes, 60);
+}
+
 // Spoils some elements of a row by row number, element and what stood there.
 using Spoils = std::function<double(int64_t row, int64_t element, double x)>;
 struct Seeded {
