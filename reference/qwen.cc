@@ -299,7 +299,7 @@ at::Tensor Qwen::sdpa(const at::Tensor& q) {
           rounded(causal_attention(wide(rows(q)), seen(cache.k[layer()]), seen(cache.v[layer()]),
                                    recipe_.window.at(layer()))));
     };
-    int64_t block = most_scores_ / (recipe_.heads * length) + 1;
+    int64_t block = queries_at_once(q, most_scores_ / (recipe_.heads * length) + 1);
     for (int64_t first = 0; first < span.count;) {
       const int64_t count = std::min(block, span.count - first);
       try {
