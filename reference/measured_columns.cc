@@ -20,24 +20,6 @@
 namespace lockstep {
 namespace {
 
-DistantColumns columns_of(const Table& table, int64_t rows, int64_t width) {
-  DistantColumns columns;
-  const auto worst_at = [&](int64_t i, int first) {
-    return DistantColumns::Worst{table.count_of(first + 1, i), table.at(first + 2, i),
-                                 table.at(first + 3, i), to_f32(table.at(first, i))};
-  };
-  for (int64_t i = 0; i < width; ++i) {
-    columns.elements.push_back(static_cast<double>(rows));
-    columns.squares.push_back(table.at(kColumnUnits, i));
-    columns.due.push_back(table.at(kColumnDue, i));
-    columns.misrounded.push_back(table.at(kColumnMisrounded, i));
-    columns.may_misround.push_back(table.at(kColumnMay, i));
-    columns.worst.push_back(worst_at(i, kColumnMost));
-    columns.worst_misrounded.push_back(worst_at(i, kColumnMostMisrounded));
-  }
-  return columns;
-}
-
 // By ops of LibTorch. Rows are numbered as they stand here.
 Table table_of(const InSlices& e) {
   const auto sum = [](const at::Tensor& x) { return x.sum({0}, /*keepdim=*/false, at::kDouble); };
@@ -100,8 +82,27 @@ std::vector<RowRange> asked_together(std::span<const Row> rows) {
   return ranges;
 }
 
-DistantColumns columns_of(const ColumnsOfRows& known) {
-  return columns_of(known.table, known.rows.count, known.table.size());
+DistantColumns columns_of(const Table& table, int64_t rows) {
+  const auto amounts = [&](OfColumn amount) {
+    std::vector<double> all(static_cast<size_t>(table.size()));
+    for (int64_t i = 0; i < table.size(); ++i) all[i] = table.at(amount, i);
+    return all;
+  };
+  const auto worst = [&](OfColumn most, OfColumn row, OfColumn want, OfColumn got) {
+    std::vector<DistantColumns::Worst> all(static_cast<size_t>(table.size()));
+    for (int64_t i = 0; i < table.size(); ++i)
+      all[i] = {table.count_of(row, i), table.at(want, i), table.at(got, i),
+                to_f32(table.at(most, i))};
+    return all;
+  };
+  return {.elements = std::vector(static_cast<size_t>(table.size()), static_cast<double>(rows)),
+          .squares = amounts(kColumnUnits),
+          .due = amounts(kColumnDue),
+          .misrounded = amounts(kColumnMisrounded),
+          .may_misround = amounts(kColumnMay),
+          .worst = worst(kColumnMost, kColumnRow, kColumnWant, kColumnGot),
+          .worst_misrounded = worst(kColumnMostMisrounded, kColumnRowMisrounded,
+                                    kColumnWantMisrounded, kColumnGotMisrounded)};
 }
 
 DistantColumns columns_of(const InSlices& e, std::span<const int64_t> rows) {
@@ -117,15 +118,15 @@ DistantColumns columns_of(const InSlices& e, std::span<const int64_t> rows) {
       const at::Tensor table = at::empty({kColumnColumns, width}, e.want.options());
       sum_on_device(e, {rows.front(), count}, are_neighbours ? at::Tensor() : numbers(),
                     table.mutable_data_ptr<double>());
-      result = columns_of(Table(std::make_shared<const at::Tensor>(on_host(table)), 0, width),
-                          count, width);
+      result =
+          columns_of(Table(std::make_shared<const at::Tensor>(on_host(table)), 0, width), count);
       return;
     }
     const at::Tensor chosen = numbers();
     const auto some = [&](const at::Tensor& x) { return x.index_select(0, chosen); };
     result = columns_of(table_of({some(e.want), some(e.got), some(e.unit), some(e.due),
                                   some(e.budgets), some(e.may_misround), some(e.misrounded)}),
-                        count, width);
+                        count);
     for (auto* worst : {&result.worst, &result.worst_misrounded})
       for (DistantColumns::Worst& of : *worst)
         if (of.row >= 0) of.row = rows[static_cast<size_t>(of.row)];

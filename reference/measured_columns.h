@@ -57,13 +57,8 @@ struct RowRange {
 // those of each request, where they are enough for columns of a node.
 std::vector<RowRange> asked_together(std::span<const Row> rows);
 
-// The columns of such rows, which were summed before anybody asked.
-struct ColumnsOfRows {
-  RowRange rows;
-  Table table;  // kColumnColumns of measure_kernels.h, of each element of a row
-};
-
-DistantColumns columns_of(const ColumnsOfRows& known);
+// The columns of so many rows, by a table of them (kColumnColumns of measure_kernels.h).
+DistantColumns columns_of(const Table& table, int64_t rows);
 // Those of any rows, in fp64, of amounts in fp32 as ColumnSums has them.
 DistantColumns columns_of(const InSlices& elements, std::span<const int64_t> rows);
 // Queues the sums of each range on the device that has the elements and measure kernels. into: of

@@ -33,6 +33,12 @@ namespace {
 // The sum over the last axis.
 at::Tensor totals(const at::Tensor& x) { return x.sum({-1}, /*keepdim=*/false, at::kDouble); }
 
+// The columns of rows that are asked for together.
+struct ColumnsOfRows {
+  RowRange rows;
+  std::shared_ptr<const DistantColumns> columns;
+};
+
 // Rows that were measured, and their elements where they are.
 class MeasuredRows final : public DistantRows {
  public:
@@ -47,13 +53,13 @@ class MeasuredRows final : public DistantRows {
         columns_(std::move(columns)) {}
 
   void put_row(size_t i, DistantRow& into) const override;
-  DistantColumns columns(std::span<const int64_t> rows) const override;
+  std::shared_ptr<const DistantColumns> columns(std::span<const int64_t> rows) const override;
 
  private:
   Table rows_, groups_;
   int64_t group_count_, width_;
   InSlices elements_;                   // undefined: of class exact
-  std::vector<ColumnsOfRows> columns_;  // of rows that are asked for together
+  std::vector<ColumnsOfRows> columns_;  // that were summed beforehand
 };
 
 // The tables are in host memory since the rows were measured, and nothing is waited for here.
@@ -111,13 +117,14 @@ void MeasuredRows::put_row(size_t row, DistantRow& result) const {
 // Mostly all rows of a node differ from each other and are asked for together, which was done
 // beforehand; the few that a pool leaves out of a long run, or that are equal, are chosen where
 // they are.
-DistantColumns MeasuredRows::columns(std::span<const int64_t> rows) const {
+std::shared_ptr<const DistantColumns> MeasuredRows::columns(std::span<const int64_t> rows) const {
   const auto are_those = [&](const ColumnsOfRows& of) {
     return std::ssize(rows) == of.rows.count && rows.front() == of.rows.first &&
            rows.back() == of.rows.first + of.rows.count - 1;
   };
   const auto known = std::ranges::find_if(columns_, are_those);
-  return known != columns_.end() ? columns_of(*known) : columns_of(elements_, rows);
+  if (known != columns_.end()) return known->columns;
+  return std::make_shared<const DistantColumns>(columns_of(elements_, rows));
 }
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
@@ -383,7 +390,8 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, co
   std::vector<ColumnsOfRows> columns;
   for (size_t r = 0; r < ranges.size(); ++r) {
     const int64_t first = before_columns + std::ssize(columns) * kColumnColumns * width;
-    columns.push_back({ranges[r], Table(held, first, width)});
+    columns.push_back({ranges[r], std::make_shared<const DistantColumns>(
+                                      columns_of(Table(held, first, width), ranges[r].count))});
   }
   return std::make_shared<MeasuredRows>(std::move(table),
                                         Table(held, kRowColumns * count, count * groups), groups,

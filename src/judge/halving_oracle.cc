@@ -27,15 +27,15 @@ class JoinedRows final : public DistantRows {
     const auto p = std::ranges::upper_bound(begins_, i) - begins_.begin() - 1;
     parts_[p]->put_row(i - begins_[p], into);
   }
-  DistantColumns columns(std::span<const int64_t> rows) const override {
-    DistantColumns all;
+  std::shared_ptr<const DistantColumns> columns(std::span<const int64_t> rows) const override {
+    auto all = std::make_shared<DistantColumns>();
     for (size_t p = 0; p < parts_.size(); ++p) {
       const auto first = std::ranges::lower_bound(rows, static_cast<int64_t>(begins_[p]));
       const auto end = std::ranges::lower_bound(rows, static_cast<int64_t>(begins_[p + 1]));
       std::vector<int64_t> own(first, end);
       const auto before = static_cast<int64_t>(begins_[p]);
       for (int64_t& row : own) row -= before;
-      if (!own.empty()) add(parts_[p]->columns(own), before, all);
+      if (!own.empty()) add(*parts_[p]->columns(own), before, *all);
     }
     return all;
   }

@@ -446,7 +446,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
       else
         member.meter->add(of_member, block.threads);
     }
-    if (!pooled.empty()) group.pool->add_columns(block.exact.measured->columns(pooled));
+    if (!pooled.empty()) group.pool->add_columns(*block.exact.measured->columns(pooled));
   }
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -56,7 +57,7 @@ class DistantRows {
   // Fills in a row, whose memory is used again. Several threads may ask at once.
   virtual void put_row(size_t i, DistantRow& into) const = 0;
   // The columns of those rows, whose numbers rise. Not of class exact.
-  virtual DistantColumns columns(std::span<const int64_t> rows) const = 0;
+  virtual std::shared_ptr<const DistantColumns> columns(std::span<const int64_t> rows) const = 0;
 };
 
 }  // namespace lockstep

@@ -47,9 +47,9 @@ std::vector<int64_t> Meter::add(std::span<Row> rows, const DistantRows& elements
     return numbers;
   };
   if (columns_.size() > 0 && !added.distinct.empty()) {
-    const DistantColumns columns = elements.columns(numbers_of(added.distinct));
-    columns_.add(columns);
-    keep_worst_of_columns(rows, first, columns);
+    const auto columns = elements.columns(numbers_of(added.distinct));
+    columns_.add(*columns);
+    keep_worst_of_columns(rows, first, *columns);
   }
   return numbers_of(added.pooled);
 }

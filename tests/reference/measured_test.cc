@@ -318,7 +318,7 @@ Measure expect_measured_alike(Oracle& oracle, const OracleCall& asked, const Ten
     }
     const std::vector<int64_t> pooled =
         distant.add(measured, *there.measured, first, /*threads=*/nullptr);
-    if (!pooled.empty()) distant_pool.add_columns(there.measured->columns(pooled));
+    if (!pooled.empty()) distant_pool.add_columns(*there.measured->columns(pooled));
   }
   const Measure measure = meter.finish();
   expect_same(distant.finish(), measure, where);
@@ -424,7 +424,7 @@ TEST_P(MeasuredRows, ComeToTheSameByParts) {
     std::vector<int64_t> rows(asked.rows.size());
     std::iota(rows.begin(), rows.end(), int64_t{0});
     const auto expect_same_columns = [&] {
-      expect_same(joined.measured->columns(rows), at_once.measured->columns(rows),
+      expect_same(*joined.measured->columns(rows), *at_once.measured->columns(rows),
                   std::string(p.name));
     };
     expect_same_columns();
@@ -482,11 +482,11 @@ TEST_P(MeasuredRows, ComeToTheSameColumnsAmongOtherRequests) {
       std::vector<int64_t> own(of_node), there(of_node);
       std::iota(own.begin(), own.end(), int64_t{0});
       std::iota(there.begin(), there.end(), node * of_node);
-      DistantColumns expected = alone.measured->columns(own);
+      DistantColumns expected = *alone.measured->columns(own);
       for (auto* worst : {&expected.worst, &expected.worst_misrounded})
         for (DistantColumns::Worst& of : *worst)
           if (of.row >= 0) of.row += node * of_node;
-      expect_same(together.measured->columns(there), expected,
+      expect_same(*together.measured->columns(there), expected,
                   std::string(asked.place.point->name));
       ++nodes;
     }
