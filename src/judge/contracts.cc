@@ -1,11 +1,14 @@
 // A vote: a place fits a contract under which none of its nodes is a finding, and a point has the
 // contract that most of its layers fit; the order of the candidates, the strictest first, breaks
-// ties. A place that fits none has no vote, so that a bug does not choose its own excuse.
+// ties. A place that fits none has no vote, so that a bug does not choose its own excuse. It would
+// where a contract allows all that a stricter one does: that fits the wrong layer besides the right
+// ones, and so one more. Where results show each rounding on the way, most layers are enough.
 #include "src/judge/contracts.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "src/stats/mutant.h"
 #include "traces/manifest.h"
@@ -17,6 +20,13 @@ using enum RoundingContract;
 
 // Layers that a candidate fails in before it is out.
 constexpr size_t kFailingLayers = 3;
+
+// The point whose contract says how much the kernel of `point` may round on the way; null: none.
+const Point* bound_of(const Point& point) {
+  static constexpr const Point& kPartial = lockstep::point("attn.partial");
+  const bool is_bound = point.op == OpKind::log_sum_exp || point.op == OpKind::attention;
+  return is_bound ? &kPartial : nullptr;
+}
 
 }  // namespace
 
@@ -58,9 +68,9 @@ bool may_round_so(const NodeOutcome& outcome) {
   return outcome.tried && (!outcome.is_finding() || outcome.passes_on);
 }
 
-bool Contracts::Fits::fits_any() const {
-  for (size_t c = 0; c < fitting.size(); ++c)
-    if (fits(c)) return true;
+bool Contracts::OfPoint::fits_any(const Fits& fits) const {
+  for (size_t c = 0; c < allowed; ++c)
+    if (fits.fits(c)) return true;
   return false;
 }
 
@@ -70,6 +80,7 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   OfPoint& of = points_[place.point->order()];
   of.point = place.point;
   of.candidates.assign(candidates.begin(), candidates.end());
+  of.allowed = candidates.size();
   Fits& fits = of.by_layer[place.layer];
   fits.fitting.resize(candidates.size());
   fits.misfit.resize(candidates.size());
@@ -95,6 +106,11 @@ bool Contracts::is_out(const Place& place, size_t candidate) const {
   const auto of = points_.find(place.point->order());
   if (of == points_.end() || candidate >= of->second.out.size() || !of->second.out[candidate])
     return false;
+  // A bug of many layers must not choose for the others.
+  const Point* bound = bound_of(*place.point);
+  const bool is_of_shares =
+      place.point->is_of_shares() || (bound && points_.contains(bound->order()));
+  if (candidate == 0 && is_of_shares) return false;
   const auto layer = of->second.by_layer.find(place.layer);
   return layer == of->second.by_layer.end() || !layer->second.fits(candidate);
 }
@@ -105,33 +121,67 @@ void Contracts::add_misfit(const Place& place, size_t candidate) {
   of->second.by_layer[place.layer].misfit.at(candidate) = true;
 }
 
+// Those that are no looser than what attn.partial was found to be, or is declared. It says nothing
+// where all of its layers are wrong.
+size_t Contracts::allowed(const OfPoint& of) const {
+  const size_t all = of.candidates.size();
+  const Point* bound = bound_of(*of.point);
+  if (!bound) return all;
+  std::optional<RoundingContract> contract;
+  if (const auto tried = points_.find(bound->order()); tried != points_.end()) {
+    const OfPoint& shares = tried->second;
+    if (std::ranges::any_of(shares.by_layer,
+                            [&](const auto& layer) { return shares.fits_any(layer.second); }))
+      contract = shares.candidates[shares.chosen];
+  } else if (const auto declared = declared_.find(std::string(bound->name));
+             declared != declared_.end()) {
+    contract = declared->second;
+  }
+  const auto found = contract ? std::ranges::find(of.candidates, *contract) : of.candidates.end();
+  return found == of.candidates.end() ? all : found - of.candidates.begin() + 1;
+}
+
 // By vote of the layers: one kernel computes a point in all of them, and a layer with a bug is
 // outvoted.
+void Contracts::OfPoint::decide() {
+  // Places first; where all of them are bugs, single nodes.
+  std::vector<std::pair<int64_t, int64_t>> votes(allowed);
+  int64_t voting = 0;
+  for (const auto& [layer, fits] : by_layer) {
+    voting += fits_any(fits) ? 1 : 0;
+    for (size_t c = 0; c < allowed; ++c) {
+      votes[c].first += fits.fits(c) ? 1 : 0;
+      votes[c].second += fits.fitting[c];
+    }
+  }
+  const auto most = [&](const auto& vote) { return 2 * vote.first > voting; };
+  auto best = point->is_of_shares() ? std::ranges::find_if(votes, most) : votes.end();
+  if (best == votes.end()) best = std::ranges::max_element(votes);
+  chosen = best - votes.begin();
+}
+
+// In the order of the table, so that attn.partial comes before those that it bounds.
 void Contracts::decide() {
   for (auto& [order, of] : points_) {
-    // Places first; where all of them are bugs, single nodes.
-    std::vector<std::pair<int64_t, int64_t>> votes(of.candidates.size());
-    for (const auto& [layer, fits] : of.by_layer)
-      for (size_t c = 0; c < votes.size(); ++c) {
-        votes[c].first += fits.fits(c) ? 1 : 0;
-        votes[c].second += fits.fitting[c];
-      }
-    of.chosen = std::ranges::max_element(votes) - votes.begin();
+    of.allowed = allowed(of);
+    of.decide();
   }
 }
 
 // A layer that the chosen one does not fit, and another does, is judged by that one, and reported
-// (inconsistent_layers).
+// (inconsistent_layers). Not one of shares: what it fits is wide enough for most wrong numbers, and
+// they say more.
 size_t Contracts::chosen(const Place& place) const {
   const auto of = points_.find(place.point->order());
   if (of == points_.end()) return 0;
-  const auto found = of->second.by_layer.find(place.layer);
-  if (found == of->second.by_layer.end()) return 0;
+  const OfPoint& point = of->second;
+  const auto found = point.by_layer.find(place.layer);
+  if (found == point.by_layer.end()) return 0;
   const Fits& fits = found->second;
-  if (fits.fits(of->second.chosen) || !fits.fits_any()) return of->second.chosen;
-  for (size_t c = 0; c < fits.fitting.size(); ++c)
+  if (fits.fits(point.chosen) || place.point->is_of_shares()) return point.chosen;
+  for (size_t c = 0; c < point.allowed; ++c)
     if (fits.fits(c)) return c;
-  return of->second.chosen;
+  return point.chosen;
 }
 
 RoundingContract Contracts::of(const Point& point) const {

@@ -71,6 +71,12 @@ bool may_round_so(const NodeOutcome& outcome);
 // that fit none are bugs and have no say; of contracts that as many places fit the strictest is
 // taken. A place that fits another contract than its point is inconsistent: one kernel rounds in
 // one way.
+//
+// Shares of attention are fp32 in runs of 16 bits too, so that nothing hides how their kernel
+// rounds on the way, and two rules keep the wider contract from excusing a wrong layer. The
+// strictest that fits most layers is that of all of them. And where attn.partial shows how its
+// weights are rounded, neither their sum in attn.lse nor the merge of the shares, attn.out, may be
+// rounded in more ways.
 class Contracts {
  public:
   // By point name.
@@ -108,7 +114,6 @@ class Contracts {
     std::vector<int64_t> fitting;  // nodes, by candidate
     std::vector<bool> misfit;      // together, by candidate
     bool fits(size_t candidate) const { return fitting[candidate] == nodes && !misfit[candidate]; }
-    bool fits_any() const;
   };
   struct OfPoint {
     const Point* point = nullptr;
@@ -116,9 +121,14 @@ class Contracts {
     std::map<int, Fits> by_layer;
     std::vector<bool> out;  // by candidate
     size_t chosen = 0;
+    size_t allowed = 0;  // that it may be, the strictest ones; all until it is decided
 
     void put_out();
+    void decide();
+    bool fits_any(const Fits& fits) const;
   };
+
+  size_t allowed(const OfPoint& of) const;
 
   std::map<std::string, RoundingContract> declared_;
   std::map<int, OfPoint> points_;  // by order of the point

@@ -256,7 +256,7 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
       outcome.place = static_cast<int>(index);
       outcome.pass = pass.seen.info().pass;
       outcome.request = node.request;
-      outcome.finding.region = region;
+      outcome.finding.region.insert(outcome.finding.region.begin(), region.begin(), region.end());
       if (place.point->op == OpKind::gather) flow.check_order(node, outcome);
       if (row_of(place.point->op).attends && is_own_engine(manifest) && makes_nan(outcome))
         outcome.finding.rule +=

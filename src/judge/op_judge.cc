@@ -105,6 +105,7 @@ std::map<OpKind, Reached> OpJudge::reached() const {
 void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   wrong_angles_.clear();
+  unjudged_.clear();
   see(pass, 0);
   hidden_.begin_pass(pass);
 }
@@ -263,6 +264,9 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
   for (size_t i = 0; i < nodes.size() && op == OpKind::angles; ++i)
     if (std::ranges::any_of(outcomes[i], &NodeOutcome::is_finding))
       wrong_angles_.insert(nodes[i].request);
+  for (size_t i = 0; i < nodes.size() && place.point->is_of_shares(); ++i)
+    if (outcomes[i].front().verdict == Verdict::inconclusive)
+      unjudged_.emplace(key_of(place), nodes[i].request);
   return outcomes;
 }
 

@@ -130,8 +130,9 @@ class OpJudge {
   // Whether wrong nodes of an attention are merged right of the shares that were recorded. Those
   // that are get the outcome of their merge: they are wrong by what they were merged of. So do
   // those of which some elements are: their finding is of what the merge itself got wrong. It says
-  // that it did. `shares` are its attn.partial and attn.lse, which have been judged, and `outcomes`
-  // those of judge(), of that place.
+  // that it did. `shares` are its attn.partial and attn.lse, and `outcomes` those of judge(), of
+  // that place. Where rows of shares could not be judged, a node that follows from them stays
+  // wrong, of a region that they are in: nobody else says that they are.
   void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
                    std::vector<NodeOutcomes>& outcomes);
   // Before a place is judged: which one of the pass comes after it, so that the oracle is asked
@@ -237,6 +238,8 @@ class OpJudge {
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, const NodeRows& node);
   ContractTraits traits_of(const Place& place) const;
+  // The shares of an attention, of those, that have rows of the request that were not judged.
+  std::vector<Place> unjudged_of(const std::vector<Place>& shares, int32_t request) const;
 
   HalvingOracle oracle_;
   Graph graph_;
@@ -248,8 +251,9 @@ class OpJudge {
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   std::set<int32_t> wrong_angles_;  // requests whose rotary tables were found wrong in this pass
-  std::set<int> seen_;              // order of the points that have tensors
-  std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
+  std::set<std::pair<Key, int32_t>> unjudged_;  // shares of requests that have no verdict in it
+  std::set<int> seen_;                          // order of the points that have tensors
+  std::set<Key> wider_;  // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;
   HiddenTensors hidden_;
   std::map<int, Width> widened_by_;    // by order of the point

@@ -207,18 +207,25 @@ PointRounding rounding_from(const std::string& text) {
   return rounding;
 }
 
+bool PointRounding::is_of(const Point& point) const {
+  return std::ranges::any_of(points, [&](const Point* p) { return *p == point; });
+}
+
 void check_can_round(const PointRounding& asked, const Graph& graph,
                      const std::function<std::vector<RoundingContract>(const Place&)>& can_have) {
   std::vector<std::string> can;  // a line a point
   const Point* last = nullptr;
   for (const Place& place : graph.places()) {
-    if (std::ranges::count(asked.points, place.point) == 0) continue;
+    if (!asked.is_of(*place.point)) continue;
     const std::vector<RoundingContract> had = can_have(place);
     if (std::ranges::count(had, asked.contract) > 0) return;
-    if (place.point != last && can.size() < 3)
+    if (!(last && *place.point == *last) && can.size() < 3)
       can.push_back(fmt::format("{} can be {}", place.point->name, fmt::join(names_of(had), ", ")));
     last = place.point;
   }
+  // Shares are in the graph where they are recorded, whatever the model.
+  check(!can.empty() || !std::ranges::all_of(asked.points, &Point::is_of_shares),
+        "--rounding {}: no pass shows such a tensor", asked.text);
   check(!can.empty(), "--rounding {}: the model has no such point (`lockstep points` lists them)",
         asked.text);
   fail("--rounding {}: no op of this run rounds so; {}", asked.text, fmt::join(can, "; "));

@@ -41,6 +41,10 @@ struct PointRounding {
   std::string text;  // as it was asked for
   std::vector<const Point*> points;
   RoundingContract contract = RoundingContract::fused;
+
+  // By name: the graph of an oracle, which is that of a trace that has none, is of the points of
+  // the oracle's library.
+  bool is_of(const Point& point) const;
 };
 
 // The meaning of a text POINT=CONTRACT, POINT being a glob, which stands for those of its points
@@ -48,7 +52,7 @@ struct PointRounding {
 // contract is none, and where no point of the glob can have it.
 PointRounding rounding_from(const std::string& text);
 
-// Throws Error where no place of the model, by what its op can have in a run, can round as asked.
+// Throws Error where no place of the graph, by what its op can have in a run, can round as asked.
 void check_can_round(const PointRounding& asked, const Graph& graph,
                      const std::function<std::vector<RoundingContract>(const Place&)>& can_have);
 

@@ -1,6 +1,7 @@
 // An attention that was merged of shares is judged by what the shares read, as any other. Where it
 // is wrong, its recorded shares are merged in fp64: where that is what the engine has, the error
-// came with them, and they were judged themselves. The rest of what is wrong is the merge's.
+// came with them, and they were judged themselves, or are named with it. The rest of what is wrong
+// is the merge's.
 #include "src/judge/shares.h"
 
 #include <fmt/format.h>
@@ -129,6 +130,15 @@ bool is_of_merge(const NodeOutcome& attention, const NodeOutcome& merge) {
 
 }  // namespace
 
+// The rows that are drawn of shares are others than those of their attention.
+std::vector<Place> OpJudge::unjudged_of(const std::vector<Place>& shares, int32_t request) const {
+  if (!options_.rows.all()) return shares;
+  std::vector<Place> unjudged;
+  for (const Place& share : shares)
+    if (unjudged_.contains({key_of(share), request})) unjudged.push_back(share);
+  return unjudged;
+}
+
 void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
                           const JudgedPass& pass, std::vector<NodeOutcomes>& outcomes) {
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
@@ -141,8 +151,13 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const auto unread = [&](const Place& shown) {
       return !trouble_with(shown, pass, node).empty();
     };
-    if (unread(place) || std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node))
+    if (unread(place)) continue;
+    const std::vector<Place> unjudged = unjudged_of(shares, node.request);
+    if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) {
+      for (NodeOutcome& outcome : outcomes[i])
+        if (outcome.is_finding()) outcome.finding.region = unjudged;
       continue;
+    }
     NodeOutcomes merged;
     Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
     add_rows(pass, node, group, merged);
@@ -151,16 +166,21 @@ void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
     const bool is_wrong = merge.is_finding() && !merge.passes_on;
     for (NodeOutcome& outcome : outcomes[i]) {
       if (!outcome.is_finding()) continue;
-      if (!is_wrong || !is_of_merge(outcome, merge)) {
+      const bool of_merge = is_wrong && is_of_merge(outcome, merge);
+      const auto say = [&](std::string_view what) {
+        outcome.finding.rule += fmt::format("{}{}", outcome.finding.rule.empty() ? "" : "; ", what);
+      };
+      if (!of_merge && !unjudged.empty()) {
+        outcome.finding.region = unjudged;
+        say("it came with attn.partial and attn.lse, and not every row of them was judged");
+      } else if (!of_merge) {
         const ErrorSums sums = outcome.sums;
         outcome = merge;
         outcome.sums = sums;
         wrong_by_shares_.insert(key_of(place));
       }
       if (is_wrong)
-        outcome.finding.rule += fmt::format(
-            "{}merged wrong: not what attn.partial and attn.lse, as they were recorded, come to",
-            outcome.finding.rule.empty() ? "" : "; ");
+        say("merged wrong: not what attn.partial and attn.lse, as they were recorded, come to");
     }
   }
 }

@@ -55,9 +55,8 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
   ask_for(options.rounding, judge);
   // The models of an op's cases have other points each.
   std::erase_if(judge.rounding, [&](const PointRounding& asked) {
-    return std::ranges::none_of(graph.places(), [&](const Place& place) {
-      return std::ranges::count(asked.points, place.point) > 0;
-    });
+    return std::ranges::none_of(graph.places(),
+                                [&](const Place& place) { return asked.is_of(*place.point); });
   });
   if (!places.hidden.empty())
     judge.recorded = [hidden = places.hidden](const Place& place) {

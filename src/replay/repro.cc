@@ -136,8 +136,7 @@ RoundingContract Maker::contract_at(const Place& place) const {
   if (found != declared.end() && (stored_ || asked.contracts))
     contract = meant_by(found->second, op, traits(place));
   for (const PointRounding& rounding : asked.rounding)
-    if (std::ranges::count(rounding.points, place.point) > 0)
-      contract = meant_by(rounding.contract, op, traits(place));
+    if (rounding.is_of(*place.point)) contract = meant_by(rounding.contract, op, traits(place));
   check(!is_of_sum(contract) || call_.fused == kAddRmsNorm.name,
         "{} norms a sum before it is rounded ({}), which no call of rms_norm does: there is no "
         "folder that shows it alone",

@@ -12,6 +12,7 @@
 
 #include "src/causes/causes.h"
 #include "src/faults/seeds.h"
+#include "src/judge/row_sample.h"
 #include "src/judge/story.h"
 #include "src/schedule/make_schedule.h"
 #include "src/weights/qwen_graph.h"
@@ -67,7 +68,8 @@ struct Changes {
   std::function<void(RecordedTensor&)> change = [](RecordedTensor&) {};
   std::set<std::string_view> never_shown = {};
   int64_t shares = 3;
-  const char* page_size = "8";
+  const char* page_size = "8";  // null: it is not declared
+  RowsToJudge rows = {};
 };
 
 Result judged_after(const Changes& changes) {
@@ -75,12 +77,15 @@ Result judged_after(const Changes& changes) {
   const auto oracle = open_reference().oracle(bard(), options);
   const auto hypotheses = open_reference().hypotheses(bard(), options);
   const auto is_shown = [&](std::string_view name) { return !changes.never_shown.contains(name); };
-  const Manifest manifest{.provenance = {{"page_size", changes.page_size}},
+  std::map<std::string, std::string> provenance;
+  if (changes.page_size != nullptr) provenance.emplace("page_size", changes.page_size);
+  const Manifest manifest{.provenance = provenance,
                           .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
                           .dtype = DType::bf16,
                           .level = TraceLevel::full};
   Judge judge(manifest, *oracle, nullptr, nullptr,
               {.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
+               .rows = changes.rows,
                .recorded = [&](const Place& at) { return is_shown(at.point->name); }});
   Causes causes(manifest, judge, *oracle, *hypotheses);
   for (Pass pass : right_passes(changes.shares)) {
@@ -142,13 +147,17 @@ TEST(ShownShares, AreOfAnAttentionThatMayBeMissing) {
     EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
 }
 
-// Multiplies a head by two, so that each number stays as exact as it was.
-void double_head(RecordedTensor& tensor, const Place& place, int64_t head) {
+// Multiplies a head by two, of all rows or of one, so that each number stays as exact as it was.
+void double_head(RecordedTensor& tensor, const Place& place, int64_t head,
+                 const Row* only = nullptr) {
   if (!is_at(tensor, place)) return;
   const int64_t dim = tensor.shape.last(), heads = tensor.shape[tensor.shape.rank() - 2];
   Tensor doubled(tensor.shape, tensor.dtype);
-  for (int64_t i = 0; i < tensor.shape.count(); ++i)
-    put(doubled, i, get(tensor.data, i) * (i / dim % heads == head ? 2.0F : 1.0F));
+  for (int64_t i = 0; i < tensor.shape.count(); ++i) {
+    const bool is_wrong = i / dim % heads == head &&
+                          (!only || tensor.rows[i / tensor.data.view().row_size()] == *only);
+    put(doubled, i, get(tensor.data, i) * (is_wrong ? 2.0F : 1.0F));
+  }
   tensor.data = doubled;
 }
 
@@ -229,6 +238,25 @@ TEST(ShownShares, AreOfALogarithmOfNothing) {
   }
 }
 
+// By less than the sum of rounded weights may be off: these were not rounded, as their partial
+// results show.
+TEST(ShownShares, OfUnroundedWeightsHaveNoLogarithmOfRoundedOnes) {
+  for (const int64_t share : {0, 2})
+    for (const int64_t head : {1, 4}) {
+      const Result result = judged_after({[&](RecordedTensor& tensor) {
+        if (!is_at(tensor, kLse)) return;
+        const int64_t heads = tensor.shape.last(), shares = tensor.shape[1];
+        change_each(tensor, [&](int64_t i) {
+          const bool is_wrong = i % heads == head && i / heads % shares == share;
+          return tensor.data.as<float>()[i] + (is_wrong ? 0.001F : 0.0F);
+        });
+      }});
+      EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
+      ASSERT_TRUE(result.first && result.first->shape);
+      EXPECT_EQ(result.scope.contracts.at("attn.lse"), "fused");
+    }
+}
+
 TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
   for (const char* hidden : {"attn.lse", "attn.partial"}) {
     SCOPED_TRACE(hidden);
@@ -240,6 +268,52 @@ TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
     for (const Finding& finding : wrong.findings)
       EXPECT_EQ(finding.rule.find("merged"), std::string::npos) << finding.rule;
   }
+}
+
+// Which keys a share holds is not known: it may be wrong, or else what was made of it.
+TEST(ShownShares, OfUnknownPagesAreNamedWithWhatIsWrongByThem) {
+  const Changes wrong{.change =
+                          [](RecordedTensor& tensor) {
+                            double_head(tensor, kPartial, 1);
+                            double_head(tensor, kOut, 1);
+                          },
+                      .page_size = nullptr};
+  const Result result = judged_after(wrong);
+  EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
+  ASSERT_TRUE(result.first && result.first->shape);
+  EXPECT_EQ(result.first->region, (std::vector<Place>{kPartial, kLse}));
+  EXPECT_EQ(result.first->shape->where, "head 1");
+  EXPECT_TRUE(where_it_begins(*result.first).starts_with("layer 1 attn.partial .. attn.out"));
+  EXPECT_EQ(result.first->rule.find("merged wrong"), std::string::npos) << result.first->rule;
+  // The merge is told even so.
+  const Result merged =
+      judged_after({.change = [](RecordedTensor& tensor) { double_head(tensor, kOut, 1); },
+                    .page_size = nullptr});
+  ASSERT_TRUE(merged.first);
+  EXPECT_TRUE(merged.first->region.empty()) << merged.story;
+  EXPECT_NE(merged.first->rule.find("merged wrong"), std::string::npos) << merged.first->rule;
+  EXPECT_TRUE(judged_after({.page_size = nullptr}).findings.empty());
+}
+
+// Other rows are drawn of the shares than of what is merged of them.
+TEST(ShownShares, OfRowsThatWereNotDrawnClearNothing) {
+  const RowsToJudge asked{.most = 8};
+  const auto drawn = [&](const Place& at) { return drawn_rows(asked, at, 0, 1, 38); };
+  const std::vector<size_t> of_shares = drawn(kPartial);
+  size_t position = 0;  // of request 1, among those of its attention alone
+  for (const size_t row : drawn(kOut))
+    if (std::ranges::count(of_shares, row) == 0) position = row;
+  ASSERT_GT(position, 0U);
+  const Result result = judged_after({.change =
+                                          [&](RecordedTensor& tensor) {
+                                            const Row row{1, static_cast<int32_t>(position)};
+                                            double_head(tensor, kPartial, 1, &row);
+                                            double_head(tensor, kOut, 1, &row);
+                                          },
+                                      .rows = asked});
+  EXPECT_EQ(wrong_points(result), (Points{"attn.out"})) << result.story;
+  ASSERT_TRUE(result.first);
+  EXPECT_EQ(result.first->region, (std::vector<Place>{kPartial, kLse}));
 }
 
 TEST(ShownShares, LookLikeLogarithmsToAnotherBase) {

@@ -108,6 +108,74 @@ TEST(Chosen, CountsWhatOnlyAllNodesTogetherShow) {
   EXPECT_EQ(contracts.of(kPoint), hf);
 }
 
+// Outcomes of shares by layer: which of the contracts each of them fits.
+struct Fitting {
+  bool as_fused, as_hf;
+};
+void add(Contracts& contracts, const Point& at, const std::vector<Fitting>& layers) {
+  for (size_t layer = 0; layer < layers.size(); ++layer)
+    contracts.add({&at, static_cast<int>(layer)}, kTried,
+                  outcomes(layers[layer].as_fused, layers[layer].as_hf));
+}
+const Point &kPartial = point("attn.partial"), &kLse = point("attn.lse"), &kOut = point("attn.out");
+
+constexpr Fitting kBoth{true, true}, kAsHf{false, true}, kNeither{false, false};
+
+// What is wrong by less than weights that are rounded would be.
+TEST(OfShares, IsTheStrictestThatMostLayersFit) {
+  for (const Point* at : {&kPartial, &kLse}) {
+    Contracts contracts({});
+    add(contracts, *at, {kBoth, kAsHf, kBoth});
+    contracts.decide();
+    EXPECT_EQ(contracts.of(*at), fused);
+    EXPECT_EQ(contracts.chosen({at, 1}), 0u) << "the layer is wrong, not of another kind";
+    EXPECT_TRUE(contracts.inconsistent_layers().empty());
+  }
+  Contracts contracts({});
+  add(contracts, kPartial, {kBoth, kAsHf, kAsHf});
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPartial), hf);
+}
+
+TEST(OfShares, IsNoLooserThanThatOfTheirPartialResults) {
+  for (const Point* at : {&kLse, &kOut}) {
+    SCOPED_TRACE(at->name);
+    const auto found = [&](const std::vector<Fitting>& partial) {
+      Contracts contracts({});
+      add(contracts, kPartial, partial);
+      add(contracts, *at, {kAsHf, kAsHf, kAsHf});
+      contracts.decide();
+      EXPECT_TRUE(contracts.inconsistent_layers().empty());
+      EXPECT_EQ(contracts.chosen({at, 1}), contracts.of(*at) == hf ? 1u : 0u);
+      return contracts.of(*at);
+    };
+    EXPECT_EQ(found({kBoth, kBoth, kBoth}), fused);
+    EXPECT_EQ(found({kAsHf, kAsHf, kAsHf}), hf) << "a sum may be of rounded weights";
+    EXPECT_EQ(found({kNeither, kNeither, kNeither}), hf) << "these say nothing";
+    Contracts stricter({});
+    add(stricter, kPartial, {kAsHf, kAsHf, kAsHf});
+    add(stricter, *at, {kBoth, kBoth, kBoth});
+    stricter.decide();
+    EXPECT_EQ(stricter.of(*at), fused) << "a sum need not be";
+    Contracts declared({{"attn.partial", fused}});
+    add(declared, *at, {kAsHf, kAsHf, kAsHf});
+    declared.decide();
+    EXPECT_EQ(declared.of(*at), fused);
+  }
+}
+
+TEST(OfShares, IsTriedInEveryLayerAsTheStrictest) {
+  Contracts contracts({});
+  const std::vector<Fitting> wrong(4, kAsHf);
+  add(contracts, kPartial, {kBoth, kBoth, kBoth, kBoth});
+  add(contracts, kLse, wrong);
+  add(contracts, kOut, wrong);
+  for (const Point* at : {&kLse, &kOut}) EXPECT_FALSE(contracts.is_out({at, 9}, 0)) << at->name;
+  Contracts without({});
+  add(without, kOut, wrong);
+  EXPECT_TRUE(without.is_out({&kOut, 9}, 0)) << "of no shares";
+}
+
 // `nodes` of each of `layers`.
 void add(Contracts& contracts, std::vector<int> layers, int nodes, bool as_fused, bool as_hf) {
   for (const int layer : layers)

@@ -150,6 +150,21 @@ TEST(Rounding, RefusesWhatNoOpOfTheRunHas) {
   });
   expect_trouble("the model has no such point",
                  [&] { check_can_round(rounding_from("mlp.combine=hf"), graph, in(DType::bf16)); });
+  expect_trouble("--rounding attn.lse=hf: no pass shows such a tensor",
+                 [&] { check_can_round(rounding_from("attn.lse=hf"), graph, in(DType::bf16)); });
+}
+
+// As the graph of an oracle is, which stands in another library.
+TEST(Rounding, IsOfPointsOfAnotherTable) {
+  const Point others = point("attn.out");
+  Graph graph;
+  graph.add({&others, 0}, {});
+  const PointRounding asked = rounding_from("attn.out=hf");
+  EXPECT_TRUE(asked.is_of(others));
+  EXPECT_FALSE(asked.is_of(point("attn.o")));
+  check_can_round(asked, graph, [](const Place& place) {
+    return contracts_of(place.point->op, {DType::bf16, false});
+  });
 }
 
 }  // namespace

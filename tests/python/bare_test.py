@@ -59,6 +59,17 @@ class Bare(InFolder):
         self.assertNotIn("warning", screen)
         self.assertEqual(self.path.read_bytes(), before)
 
+    def test_its_points_may_be_said_to_round(self):
+        self.write()
+        for point, rounding in (("mlp.norm", "hf"), ("attn.out", "hf"), ("attn.o", "fused")):
+            status, screen = self.run_it("judge", self.path, "--model", QWEN3,
+                                         "--rounding", f"{point}={rounding}")
+            self.assertEqual(status, 0, screen)
+        status, screen = self.run_it("judge", self.path, "--model", QWEN3,
+                                     "--rounding", "attn.lse=hf")
+        self.assertEqual(status, 2, screen)
+        self.assertIn("--rounding attn.lse=hf: no pass shows such a tensor", screen)
+
     def test_a_bug_is_named_and_compared(self):
         self.write()
         right = self.folder / "right.h5"
