@@ -68,6 +68,12 @@ bool may_round_so(const NodeOutcome& outcome) {
   return outcome.tried && (!outcome.is_finding() || outcome.passes_on);
 }
 
+int64_t Contracts::OfPoint::nodes() const {
+  int64_t nodes = 0;
+  for (const auto& [layer, fits] : by_layer) nodes += fits.nodes;
+  return nodes;
+}
+
 bool Contracts::OfPoint::fits_any(const Fits& fits) const {
   for (size_t c = 0; c < allowed; ++c)
     if (fits.fits(c)) return true;
@@ -130,6 +136,8 @@ size_t Contracts::allowed(const OfPoint& of) const {
   std::optional<RoundingContract> contract;
   if (const auto tried = points_.find(bound->order()); tried != points_.end()) {
     const OfPoint& shares = tried->second;
+    // A pass that shows no shares, such as a prompt's, may be of another kernel.
+    if (shares.nodes() < of.nodes()) return all;
     if (std::ranges::any_of(shares.by_layer,
                             [&](const auto& layer) { return shares.fits_any(layer.second); }))
       contract = shares.candidates[shares.chosen];

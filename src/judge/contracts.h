@@ -76,7 +76,7 @@ bool may_round_so(const NodeOutcome& outcome);
 // rounds on the way, and two rules keep the wider contract from excusing a wrong layer. The
 // strictest that fits most layers is that of all of them. And where attn.partial shows how its
 // weights are rounded, neither their sum in attn.lse nor the merge of the shares, attn.out, may be
-// rounded in more ways.
+// rounded in more ways, unless some nodes of it are of no shares.
 class Contracts {
  public:
   // By point name.
@@ -125,6 +125,7 @@ class Contracts {
 
     void put_out();
     void decide();
+    int64_t nodes() const;
     bool fits_any(const Fits& fits) const;
   };
 

@@ -164,6 +164,17 @@ TEST(OfShares, IsNoLooserThanThatOfTheirPartialResults) {
   }
 }
 
+// A kernel of prompts may round where that of decode steps, which are shared out, does not.
+TEST(OfShares, DoNotBoundAttentionThatIsOfNone) {
+  Contracts contracts({});
+  add(contracts, kOut, {kAsHf, kAsHf, kAsHf});
+  add(contracts, kPartial, {kBoth, kBoth, kBoth});
+  add(contracts, kOut, {kBoth, kBoth, kBoth});
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPartial), fused);
+  EXPECT_EQ(contracts.of(kOut), hf);
+}
+
 TEST(OfShares, IsTriedInEveryLayerAsTheStrictest) {
   Contracts contracts({});
   const std::vector<Fitting> wrong(4, kAsHf);
