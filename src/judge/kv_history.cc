@@ -26,6 +26,16 @@ constexpr size_t kMostOfEnded = 1 << 14;
 
 uint64_t key_of(int layer, uint64_t prefix) { return linked(layer, prefix); }
 
+// That element, which is there afterwards.
+uint64_t& grown(std::vector<uint64_t>& hashes, size_t index) {
+  if (hashes.size() <= index) hashes.resize(index + 1);
+  return hashes[index];
+}
+
+uint64_t hash_at(const std::vector<uint64_t>& hashes, size_t index) {
+  return index < hashes.size() ? hashes[index] : 0;
+}
+
 }  // namespace
 
 void KvHistory::begin(const PassInfo& pass) {
@@ -59,68 +69,76 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
                       const TensorView& v) {
   const size_t bytes = k.row_size() * size_of(k.dtype);
   std::vector<char> both(2 * bytes);
-  auto next = rows_.begin();  // rows come in the order of the pass, or some of them do
+  auto next = rows_.begin();             // rows come in the order of the pass, or some of them do
+  std::vector<uint64_t>* own = nullptr;  // of the request of this row
   for (size_t i = 0; i < rows.size(); ++i) {
     std::memcpy(both.data(), k.as<const char>() + i * bytes, bytes);
     std::memcpy(both.data() + bytes, v.as<const char>() + i * bytes, bytes);
     const uint64_t hash = hash_of(both.data(), both.size());
 
-    const uint64_t key = key_of(layer, prefix(rows[i]));
-    write_version(key, hash);
-    std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
-    const size_t position = rows[i].position;
-    if (own.size() <= position) own.resize(position + 1);
-    own[position] = hash;
+    const uint64_t row_prefix = prefix(rows[i]);
+    write_version(layer, row_prefix, hash);
+    if (i == 0 || rows[i].request != rows[i - 1].request) own = &own_[{layer, rows[i].request}];
+    grown(*own, rows[i].position) = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
-    keep(hash, key, {layer, rows[i], pass_, slot}, both);
-    put_into_slot(hash, layer, slot);
+    Content& content = keep(hash, row_prefix, {layer, rows[i], pass_, slot}, both);
+    put_into_slot(hash, content, layer, slot);
   }
   forget_gone();
   forget_of_ended();
 }
 
-void KvHistory::write_version(uint64_t key, uint64_t hash) {
-  const auto [latest, fresh] = written_.try_emplace(key, hash);
-  if (fresh || latest->second == hash) return;
-  std::vector<uint64_t>& earlier = earlier_[key];
+void KvHistory::write_version(int layer, uint64_t prefix, uint64_t hash) {
+  uint64_t& latest = grown(written_[prefix], layer);
+  const uint64_t before = std::exchange(latest, hash);
+  if (before == 0 || before == hash) return;
+  std::vector<uint64_t>& earlier = earlier_[key_of(layer, prefix)];
   std::erase(earlier, hash);
-  earlier.push_back(std::exchange(latest->second, hash));
+  earlier.push_back(before);
 }
 
-void KvHistory::forget_version(uint64_t key, uint64_t hash) {
-  const auto latest = written_.find(key);
-  if (latest == written_.end()) return;
-  const auto earlier = earlier_.find(key);
+void KvHistory::forget_version(int layer, uint64_t prefix, uint64_t hash) {
+  const auto written = written_.find(prefix);
+  if (written == written_.end() || hash_at(written->second, layer) == 0) return;
+  uint64_t& latest = written->second[layer];
+  const auto earlier = earlier_.find(key_of(layer, prefix));
   if (earlier != earlier_.end()) {
-    if (latest->second == hash)
-      latest->second = earlier->second.back(), earlier->second.pop_back();
+    if (latest == hash)
+      latest = earlier->second.back(), earlier->second.pop_back();
     else
       std::erase(earlier->second, hash);
     if (earlier->second.empty()) earlier_.erase(earlier);
-  } else if (latest->second == hash) {
-    written_.erase(latest);
+  } else if (latest == hash) {
+    latest = 0;
+    if (std::ranges::count(written->second, uint64_t{0}) == std::ssize(written->second))
+      written_.erase(written);
   }
 }
 
-void KvHistory::keep(uint64_t hash, uint64_t key, const Writer& writer,
-                     std::span<const char> bytes) {
-  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, key, {}});
+uint64_t KvHistory::latest_of(int layer, uint64_t prefix) const {
+  const auto written = written_.find(prefix);
+  return written == written_.end() ? 0 : hash_at(written->second, layer);
+}
+
+KvHistory::Content& KvHistory::keep(uint64_t hash, uint64_t prefix, const Writer& writer,
+                                    std::span<const char> bytes) {
+  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, prefix, {}});
   const bool lacks = fresh || content->second.bytes.empty();  // who wrote them first may have ended
   if (lacks && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
+  return content->second;
 }
 
 // Contents are counted by the slots that hold them: one that no slot holds can still be read by
 // mistake for a while, and is queued to be forgotten.
-void KvHistory::put_into_slot(uint64_t hash, int layer, int64_t slot) {
-  Content& content = contents_.at(hash);
+void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_t slot) {
   // A row whose slot is not known may be anywhere, and is never forgotten.
   if (slot < 0) content.slots = -1;
   if (slot < 0) return;
-  uint64_t& held = slots_[layer][slot];
-  const uint64_t before = std::exchange(held, hash);
+  const uint64_t before = std::exchange(grown(slots_[slot], layer), hash);
   if (before == hash) return;
   if (content.slots >= 0) ++content.slots;
+  if (before == 0) return;
   const auto old = contents_.find(before);
   if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
   // The bytes of a request that ended go at once: nobody may read them any more by right, and who
@@ -172,7 +190,7 @@ void KvHistory::forget_of_ended() {
       gone_of_ended_.push_back(hash);
       continue;
     }
-    forget_version(found->second.key, hash);
+    forget_version(found->second.writer.layer, found->second.prefix, hash);
     contents_.erase(found);
   }
 }
@@ -186,36 +204,33 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     if (inherited == inherited_.end() || position >= inherited->second) continue;
     // Rows that some request wrote for these tokens are held to that; only what is unknown is taken
     // as it was read.
-    const uint64_t key = key_of(layer, prefix(rows[i]));
-    if (!written_.try_emplace(key, hashes[i]).second) continue;
-    std::vector<uint64_t>& own = own_[{layer, rows[i].request}];
-    if (own.size() <= position) own.resize(position + 1);
-    own[position] = hashes[i];
+    const uint64_t row_prefix = prefix(rows[i]);
+    uint64_t& latest = grown(written_[row_prefix], layer);
+    if (latest != 0) continue;
+    latest = hashes[i];
+    grown(own_[{layer, rows[i].request}], position) = hashes[i];
     adopted_[rows[i].request].insert(rows[i].position);
     if (bytes > 0)
-      keep(hashes[i], key, {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
+      keep(hashes[i], row_prefix, {layer, rows[i], pass_, -1},
+           {kv.as<const char>() + i * bytes, bytes});
   }
 }
 
 std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {
-  const uint64_t key = key_of(layer, prefix(row));
-  const auto latest = written_.find(key);
-  if (latest == written_.end()) return {};
-  if (latest->second == hash) return true;
-  const auto earlier = earlier_.find(key);
+  const uint64_t of = prefix(row), latest = latest_of(layer, of);
+  if (latest == 0) return {};
+  if (latest == hash) return true;
+  const auto earlier = earlier_.find(key_of(layer, of));
   return earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0;
 }
 
 uint64_t KvHistory::latest(int layer, const Row& row) const {
-  const auto found = written_.find(key_of(layer, prefix(row)));
-  return found == written_.end() ? 0 : found->second;
+  return latest_of(layer, prefix(row));
 }
 
 uint64_t KvHistory::in_slot(int layer, int64_t slot) const {
-  const auto slots = slots_.find(layer);
-  if (slots == slots_.end()) return 0;
-  const auto held = slots->second.find(slot);
-  return held == slots->second.end() ? 0 : held->second;
+  const auto held = slots_.find(slot);
+  return held == slots_.end() ? 0 : hash_at(held->second, layer);
 }
 
 const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {

@@ -92,7 +92,7 @@ class KvHistory {
  private:
   struct Content {
     Writer writer;
-    uint64_t key = 0;              // the layer and tokens that it was written for, in written_
+    uint64_t prefix = 0;           // of the tokens that it was written for
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
@@ -100,11 +100,13 @@ class KvHistory {
   // Whether that hash is legal there. Nothing: nothing was written.
   std::optional<bool> is_legal(int layer, const Row& row, uint64_t hash) const;
   void put_token(int32_t request, size_t position, int32_t token);
-  void keep(uint64_t hash, uint64_t key, const Writer& writer, std::span<const char> bytes);
+  Content& keep(uint64_t hash, uint64_t prefix, const Writer& writer, std::span<const char> bytes);
   // The content is in that slot of the layer now, and what was there is not.
-  void put_into_slot(uint64_t hash, int layer, int64_t slot);
-  void write_version(uint64_t key, uint64_t hash);
-  void forget_version(uint64_t key, uint64_t hash);
+  void put_into_slot(uint64_t hash, Content& content, int layer, int64_t slot);
+  void write_version(int layer, uint64_t prefix, uint64_t hash);
+  void forget_version(int layer, uint64_t prefix, uint64_t hash);
+  // The hash of what was written last in that layer for tokens with that prefix; 0: nothing was.
+  uint64_t latest_of(int layer, uint64_t prefix) const;
   void forget_gone();
   void forget_of_ended();
   const std::vector<char>* bytes_of(uint64_t hash) const;
@@ -114,15 +116,18 @@ class KvHistory {
   // Hashes and bytes of what no slot held any more when it was put here, in that order.
   std::deque<std::pair<uint64_t, int64_t>> gone_;
   std::deque<uint64_t> gone_of_ended_;  // hashes of what ended requests had, without bytes
-  std::map<int, std::unordered_map<int64_t, uint64_t>> slots_;  // hash by layer and slot
-  std::map<int32_t, std::vector<uint64_t>> prefixes_;           // by request, by position
-  std::vector<PassRow> rows_;                                   // of the pass
-  std::map<int32_t, size_t> inherited_;                         // tokens, by request
+  // Hashes by layer, 0: none, of one slot or prefix. Rows of a pass are written once a layer: a
+  // table of slots or prefixes stays in the processor's caches, where one of all layers does not.
+  using ByLayer = std::vector<uint64_t>;
+  std::unordered_map<int64_t, ByLayer> slots_;
+  std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
+  std::vector<PassRow> rows_;                          // of the pass
+  std::map<int32_t, size_t> inherited_;                // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
-  // The hash of what was written last by (layer, prefix); and of what was written there before, in
-  // that order, where there is any, which is seldom.
-  std::unordered_map<uint64_t, uint64_t> written_;
+  // The hash of what was written last, by prefix; and of what was written there before, by key_of()
+  // layer and prefix, in that order, where there is any, which is seldom.
+  std::unordered_map<uint64_t, ByLayer> written_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> earlier_;
   std::unordered_map<uint64_t, Content> contents_;  // by hash
   // By (layer, request), by position: what the request itself wrote last, 0: nothing. Nearly all

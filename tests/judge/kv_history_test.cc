@@ -12,13 +12,14 @@ namespace {
 
 constexpr int64_t kRowBytes = 2 * 4 * sizeof(float);  // K, then V, of four numbers
 
-// One row of one request, at `slot`, whose K and V are all `value`.
-void write(KvHistory& history, int32_t pass, int32_t request, int64_t slot, float value) {
+// One row of one request, at `slot` of a layer, whose K and V are all `value`.
+void write(KvHistory& history, int32_t pass, int32_t request, int64_t slot, float value,
+           int layer = 0) {
   const Row row{request, 0};
   history.begin({.pass = pass, .rows = {{row, 100 + request, slot, Phase::prefill}}});
   Tensor kv({1, 1, 4}, DType::f32);
   std::fill_n(kv.as<float>(), 4, value);
-  history.write(0, {&row, 1}, kv, kv);
+  history.write(layer, {&row, 1}, kv, kv);
 }
 
 uint64_t hash_of_request(const KvHistory& history, int32_t request) {
@@ -123,6 +124,35 @@ TEST(KvHistory, TakesEachVersionOfARowForRight) {
   EXPECT_EQ(history.latest(0, row), hashes[2]);
   EXPECT_FALSE(is_right(hashes[1]));
   EXPECT_TRUE(is_right(hashes[0]));
+}
+
+// Layers have the same slots and tokens, and each its own rows: what one of them forgets is known
+// to the others.
+TEST(KvHistory, KnowsEachLayerByItself) {
+  KvHistory history(/*keep_bytes=*/true);
+  const Row row{0, 0};
+  for (const int layer : {2, 0}) write(history, 0, 0, 7, static_cast<float>(layer + 1), layer);
+  const uint64_t first = history.latest(0, row), third = history.latest(2, row);
+  EXPECT_NE(first, third);
+  EXPECT_EQ(history.latest(1, row), 0U);
+  EXPECT_EQ(history.latest(3, row), 0U);
+  EXPECT_EQ(history.in_slot(0, 7), first);
+  EXPECT_EQ(history.in_slot(1, 7), 0U);
+  EXPECT_EQ(history.in_slot(2, 7), third);
+  const auto told = [&](int layer, uint64_t hash) {
+    return history.compare(layer, {&row, 1}, {&hash, 1});
+  };
+  EXPECT_EQ(told(2, first).wrong.size(), 1U);
+  EXPECT_EQ(told(1, first).unknown, 1);
+  history.end(0);
+  for (int32_t request = 1; request < (1 << 14) + 6; ++request) {
+    write(history, 10 + request, request, 7, static_cast<float>(10 + request), 2);
+    history.end(request);
+  }
+  history.begin({.pass = 1 << 20, .rows = {{row, 100, -1, Phase::prefill}}});
+  EXPECT_EQ(history.latest(2, row), 0U);
+  EXPECT_EQ(history.latest(0, row), first);
+  EXPECT_FALSE(history.k(first).empty()) << "a slot holds it";
 }
 
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {
