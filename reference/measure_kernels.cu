@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(RowsToWeigh rows) {
   join_warps(rows, row, group, shared);
 }
 
-// What some rows of a column came to.
+// The sums of some rows of a column, and the worst of its elements.
 struct ColumnTotals {
   double units = 0, due = 0, misrounded_count = 0, may = 0;
   Worst worst, misrounded;

@@ -3,11 +3,10 @@
 #include "reference/measured_columns.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <tuple>
@@ -21,16 +20,17 @@ namespace lockstep {
 namespace {
 
 // By ops of LibTorch. Rows are numbered as they stand here.
-Table table_of(const InSlices& e) {
+Table table_of(const AmountsOfRows& e) {
   const auto sum = [](const at::Tensor& x) { return x.sum({0}, /*keepdim=*/false, at::kDouble); };
-  const Largest worst(e.budgets, 0), misrounded(only(e.misrounded, e.budgets), 0);
-  return Table({sum(e.unit), sum(e.due), sum(e.misrounded), sum(e.may_misround), worst.value,
-                worst.at, worst.of(e.want, 0), worst.of(e.got, 0), misrounded.value, misrounded.at,
-                misrounded.of(e.want, 0), misrounded.of(e.got, 0)});
+  std::vector<at::Tensor> columns = {sum(e.unit), sum(e.due), sum(e.misrounded),
+                                     sum(e.may_misround)};
+  for (const at::Tensor& budgets : {e.budgets, only(e.misrounded, e.budgets)})
+    for (const at::Tensor& x : worst_along(0, budgets, e.want, e.got)) columns.push_back(x);
+  return Table(columns);
 }
 
 // numbers: of the rows, on the device; undefined: `rows` are neighbours.
-void sum_on_device(const InSlices& e, RowRange rows, const at::Tensor& numbers, double* into) {
+void sum_on_device(const AmountsOfRows& e, RowRange rows, const at::Tensor& numbers, double* into) {
   const auto amounts = [](const at::Tensor& x) { return x.const_data_ptr<float>(); };
   sum_columns(e.want.device().index(),
               {.first = rows.first,
@@ -57,13 +57,15 @@ Table::Table(const std::vector<at::Tensor>& columns) {
   count_ = columns.empty() ? 0 : columns[0].numel();
 }
 
-Largest::Largest(const at::Tensor& x, int64_t axis) {
-  std::tie(value, at) = x.max(axis);
-  at = at::where(value < 0, at::full_like(at, -1), at);
-}
+Table::Table(std::shared_ptr<const at::Tensor> held, int64_t first, int64_t count)
+    : held_(std::move(held)), values_(held_->const_data_ptr<double>() + first), count_(count) {}
 
-at::Tensor Largest::of(const at::Tensor& x, int64_t axis) const {
-  return x.gather(axis, at.clamp_min(0).unsqueeze(axis)).squeeze(axis);
+std::vector<at::Tensor> worst_along(int64_t axis, const at::Tensor& budgets, const at::Tensor& want,
+                                    const at::Tensor& got) {
+  const auto [most, place] = budgets.max(axis);
+  const at::Tensor at = place.unsqueeze(axis);
+  const auto there = [&](const at::Tensor& x) { return x.gather(axis, at).squeeze(axis); };
+  return {most, place.masked_fill(most < 0, -1), there(want), there(got)};
 }
 
 at::Tensor only(const at::Tensor& chosen, const at::Tensor& x) {
@@ -105,7 +107,7 @@ DistantColumns columns_of(const Table& table, int64_t rows) {
                                     kColumnWantMisrounded, kColumnGotMisrounded)};
 }
 
-DistantColumns columns_of(const InSlices& e, std::span<const int64_t> rows) {
+DistantColumns columns_of(const AmountsOfRows& e, std::span<const int64_t> rows) {
   DistantColumns result;
   const int64_t count = std::ssize(rows), width = e.want.size(1);
   const bool are_neighbours = count > 0 && rows.back() - rows.front() == count - 1;
@@ -134,7 +136,7 @@ DistantColumns columns_of(const InSlices& e, std::span<const int64_t> rows) {
   return result;
 }
 
-void sum_columns_there(const InSlices& e, std::span<const RowRange> ranges, double* into) {
+void sum_columns_there(const AmountsOfRows& e, std::span<const RowRange> ranges, double* into) {
   for (const RowRange& rows : ranges) {
     sum_on_device(e, rows, at::Tensor(), into);
     into += kColumnColumns * e.want.size(1);

@@ -30,6 +30,17 @@
 namespace lockstep {
 namespace {
 
+// The amounts that elements add to their slices, each [rows, columns].
+struct InSlices {
+  at::Tensor want, got;                         // got: of any dtype
+  at::Tensor unit, due, budgets, may_misround;  // fp32
+  at::Tensor misrounded;                        // whether
+
+  AmountsOfRows amounts() const {
+    return {want, got, unit, due, budgets, may_misround, misrounded};
+  }
+};
+
 // The sum over the last axis.
 at::Tensor totals(const at::Tensor& x) { return x.sum({-1}, /*keepdim=*/false, at::kDouble); }
 
@@ -124,7 +135,7 @@ std::shared_ptr<const DistantColumns> MeasuredRows::columns(std::span<const int6
   };
   const auto known = std::ranges::find_if(columns_, are_those);
   if (known != columns_.end()) return known->columns;
-  return std::make_shared<const DistantColumns>(columns_of(elements_, rows));
+  return std::make_shared<const DistantColumns>(columns_of(elements_.amounts(), rows));
 }
 
 // Elements beside what the dtype makes of their exact results (StoredRow), [rows, columns].
@@ -198,16 +209,18 @@ Table table_of_groups(const Beside& e, const InSlices& in, const at::Tensor& ove
                       const at::Tensor& term, int64_t size) {
   const auto grouped = [&](const at::Tensor& x) { return x.reshape({-1, size}); };
   const at::Tensor f = e.shared.defined() ? grouped(e.shared * over_v) : at::Tensor();
-  const at::Tensor g_budgets = grouped(in.budgets);
-  const Largest g_worst(g_budgets, 1), g_misrounded(only(grouped(in.misrounded), g_budgets), 1);
-  const at::Tensor g_want = grouped(e.want), g_got = grouped(e.got);
-  const at::Tensor none = at::zeros_like(g_worst.value);
-  return Table({totals(grouped(in.unit)), totals(grouped(in.due)), totals(grouped(in.misrounded)),
-                totals(grouped(in.may_misround)), f.defined() ? totals(f) : none,
-                f.defined() ? totals(f.square()) : none, f.defined() ? totals(grouped(term)) : none,
-                g_worst.value, g_worst.at, g_worst.of(g_want, 1), g_worst.of(g_got, 1),
-                g_misrounded.value, g_misrounded.at, g_misrounded.of(g_want, 1),
-                g_misrounded.of(g_got, 1)});
+  const at::Tensor none = at::zeros_like(totals(grouped(e.want)));
+  std::vector<at::Tensor> of_groups = {totals(grouped(in.unit)),
+                                       totals(grouped(in.due)),
+                                       totals(grouped(in.misrounded)),
+                                       totals(grouped(in.may_misround)),
+                                       f.defined() ? totals(f) : none,
+                                       f.defined() ? totals(f.square()) : none,
+                                       f.defined() ? totals(grouped(term)) : none};
+  for (const at::Tensor& budgets : {in.budgets, only(in.misrounded, in.budgets)})
+    for (const at::Tensor& x : worst_along(1, grouped(budgets), grouped(e.want), grouped(e.got)))
+      of_groups.push_back(x);
+  return Table(of_groups);
 }
 
 // The groups of a row: heads, or the row where its elements share a part of their variance.
@@ -243,20 +256,11 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
   if (!(rows.is_exact ? plain & ~differs : plain).all().item<bool>()) return nullptr;
   // Each sum and maximum of a row is one pass over all rows.
   const at::Tensor inner = ((size - half) / room).masked_fill(room <= 0, 0).clamp_min(0);
-  const Largest worst(budgets, 1), misrounded(only(differs, budgets), 1);
-  std::vector<at::Tensor> of_rows = {totals(e.want.square()),
-                                     e.got.abs().amax(1),
-                                     totals(eta.square()),
-                                     inner.amax(1),
-                                     worst.value,
-                                     worst.at,
-                                     worst.of(e.want, 1),
-                                     worst.of(e.got, 1),
-                                     misrounded.value,
-                                     misrounded.at,
-                                     misrounded.of(e.want, 1),
-                                     misrounded.of(e.got, 1),
-                                     totals(differs)};
+  std::vector<at::Tensor> of_rows = {totals(e.want.square()), e.got.abs().amax(1),
+                                     totals(eta.square()), inner.amax(1)};
+  for (const at::Tensor& some : {budgets, only(differs, budgets)})
+    for (const at::Tensor& x : worst_along(1, some, e.want, e.got)) of_rows.push_back(x);
+  of_rows.push_back(totals(differs));
   for (const at::Tensor& sums : compared(e, rows)) of_rows.push_back(sums);
   const int64_t width = e.want.size(1);
   if (rows.is_exact)
@@ -271,7 +275,7 @@ std::shared_ptr<const DistantRows> measured(const Beside& e, const RowsToMeasure
        {hashes_of(e.want, e.got), totals(unit), totals(due),
         totals(e.misround.masked_fill(~is_usual, 0)), totals(differs & is_usual),
         totals(e.want * e.want * over_v), totals(moved * over_v.sqrt()), totals(term),
-        e.shared.defined() ? at::zeros_like(worst.value) : totals(term.square())})
+        e.shared.defined() ? at::zeros_like(of_rows[0]) : totals(term.square())})
     of_rows.push_back(sums);
   // Slices are summed from what fp32 has of each element, as on the host.
   const auto narrow = [](const at::Tensor& x) { return x.to(at::kFloat); };
@@ -382,7 +386,8 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, co
   const int64_t groups = groups_of(rows, own.shared);
   const int64_t before_columns = kRowColumns * count + kGroupColumns * count * groups;
   weigh_rows(kernel.want.device().index(), kernel.rows_to_weigh(rows, groups));
-  sum_columns_there(kernel.in, ranges, kernel.tables.mutable_data_ptr<double>() + before_columns);
+  sum_columns_there(kernel.in.amounts(), ranges,
+                    kernel.tables.mutable_data_ptr<double>() + before_columns);
   const auto held = std::make_shared<const at::Tensor>(on_host(kernel.tables));
   Table table(held, 0, count);
   for (int64_t i = 0; i < count; ++i)
