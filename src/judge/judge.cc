@@ -227,7 +227,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
   op_judge.reach(place);
   const bool ignored = is_mutant(Mutant::first_layer_only) && place.layer > 0;
-  if (ignored || !options.selection.has(*place.point, place.layer)) {
+  const bool shows_none = place.point->is_of_shares() && work->has_no_shares;
+  if (ignored || shows_none || !options.selection.has(*place.point, place.layer)) {
     for (const NodeRows& node : nodes) judged.pending.push_back({index, node.request, {}, {}});
     return;
   }
@@ -236,7 +237,8 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
     return;
   }
   std::vector<Place> read = ancestry.inputs(index);
-  const std::vector<Place> shares = take_shares(read);
+  std::vector<Place> shares = take_shares(read);
+  if (work->has_no_shares) shares.clear();
   std::vector<NodeOutcomes> all = op_judge.judge(place, read, pass);
   // An attention is as wrong as its shares where nobody judges these.
   const auto is_judged = [&](const Place& share) {
@@ -381,6 +383,7 @@ Judge::~Judge() = default;
 
 std::vector<NodeId> Judge::judge(const Pass& pass) {
   begin_pass(pass);
+  state_->look_for_shares();
   state_->remember_caches(state_->parts.size());  // all that was written, before what was read
   std::vector<NodeId> flags;
   while (state_->next_part < state_->parts.size()) {

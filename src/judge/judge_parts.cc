@@ -153,6 +153,15 @@ void Judge::State::show(const Pass& so_far) {
   coverage.add_tensors(so_far, from);
 }
 
+// An engine may share out the attention of a decode step, and compute that of a prompt at once.
+// Where a pass was not seen whole, a share that is not there may be missing.
+void Judge::State::look_for_shares() {
+  const bool shows = std::ranges::any_of(
+      kPoints, [&](const Point& p) { return p.is_of_shares() && work->seen->shows(p); });
+  work->has_no_shares = !shows;
+  ++(shows ? with_shares : without);
+}
+
 void Judge::State::begin_pass(const Pass& pass) {
   work.emplace(PassInWork{});
   next_part = remembered = 0;

@@ -63,6 +63,7 @@ struct Judge::State {
     std::optional<Pass> narrow;  // what is read instead of the pass, where that holds wider numbers
     std::optional<PassView> seen;
     size_t shown = 0;                           // tensors that were seen
+    bool has_no_shares = false;                 // all of it was seen, and no share of an attention
     std::unique_ptr<ModelPass> exact, rounded;  // null: not known
     Judged judged;
   };
@@ -84,6 +85,8 @@ struct Judge::State {
   Pass narrowed_pass(const Pass& so_far) const;
   void show(const Pass& so_far);
   void look_for_strays(const Pass& pass, size_t from);
+  // Whether a pass that was seen whole has shares, of whatever layer.
+  void look_for_shares();
   void begin_models();
   std::unique_ptr<ModelPass> begin_model(ReferenceModel& model, std::string_view doing,
                                          const ReferenceCheck* check_of) const;
@@ -160,6 +163,7 @@ struct Judge::State {
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place
+  int64_t with_shares = 0, without = 0;   // passes, of whom attention is computed in shares or not
   std::string unexplained;                // what is wrong with tokens by no op that was judged
   // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
   std::vector<Finding> unrecorded;

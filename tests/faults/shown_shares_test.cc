@@ -161,6 +161,42 @@ void double_head(RecordedTensor& tensor, const Place& place, int64_t head,
   tensor.data = doubled;
 }
 
+bool is_of_prompt(const RecordedTensor& tensor) { return tensor.rows.front().position == 0; }
+
+// As of an engine whose decode steps alone share out their attention.
+TEST(ShownShares, AreOfThePassesThatShowAny) {
+  const auto hide = [](RecordedTensor& tensor) {
+    if (tensor.point->is_of_shares() && is_of_prompt(tensor)) tensor.point = nullptr;
+  };
+  const Result right = judged_after({hide});
+  EXPECT_TRUE(right.findings.empty()) << right.story;
+  EXPECT_EQ(std::ranges::count_if(right.notes,
+                                  [](const std::string& note) {
+                                    return note.starts_with("attention is in shares in");
+                                  }),
+            1);
+  // Its own attention is judged as that of an engine without shares.
+  const Result wrong = judged_after({[&](RecordedTensor& tensor) {
+    hide(tensor);
+    if (tensor.point && is_of_prompt(tensor)) double_head(tensor, kOut, 1);
+  }});
+  EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
+  ASSERT_TRUE(wrong.first);
+  EXPECT_EQ(wrong.first->rule.find("merged wrong"), std::string::npos) << wrong.first->rule;
+}
+
+// Where a pass shows others, one that it does not show is missing.
+TEST(ShownShares, AreMissedAmongOthers) {
+  for (const Place& at : {kPartial, kLse}) {
+    const Result result = judged_after({[&](RecordedTensor& tensor) {
+      if (is_at(tensor, at) && is_of_prompt(tensor)) tensor.point = nullptr;
+    }});
+    EXPECT_EQ(wrong_points(result), (Points{at.point->name})) << result.story;
+    for (const Finding& finding : result.findings)
+      EXPECT_EQ(finding.verdict, Verdict::structural) << finding.rule;
+  }
+}
+
 // The shares of head 1 are wrong, and merged right; those of head 4 are right, and merged wrong.
 TEST(ShownShares, OfOneHeadAreNoErrorOfTheMergeOfAnother) {
   const Result result = judged_after({[](RecordedTensor& tensor) {
