@@ -11,7 +11,8 @@ import time
 from ranks import DATA, LOCKSTEP, Checks, build_gate, standing_at, wait_for
 
 check = Checks()
-LONG = ["--tokens", ",".join(str(3 + i % 300) for i in range(200)), "--max-new", "40"]
+# Some seconds, so that no rank is through before it is stopped.
+LONG = ["--tokens", ",".join(str(3 + i % 300) for i in range(60)), "--max-new", "180"]
 FOLDER = tempfile.TemporaryDirectory()
 GATE = build_gate(FOLDER.name)
 
