@@ -9,7 +9,6 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "reference/bridge.h"

@@ -276,11 +276,11 @@ void Judge::State::note_facts(bool complete) {
                     "what is read there is taken as given, and held to that from then on",
                     *positions.begin(), *positions.rbegin(), request));
   if (const std::string note = coverage.without_cache(); !note.empty()) ledger.note(note);
-  if (with_shares > 0 && without > 0)
+  if (with_shares > 0 && without_shares > 0)
     ledger.note(fmt::format(
         "attention is in shares in {} of {} passes: those of the others are not expected, and "
         "their attn.out is judged as always",
-        with_shares, with_shares + without));
+        with_shares, with_shares + without_shares));
   note_regions();
   if (!options.rows.all() && exact == nullptr)
     ledger.note(

@@ -159,7 +159,7 @@ void Judge::State::look_for_shares() {
   const bool shows = std::ranges::any_of(
       kPoints, [&](const Point& p) { return p.is_of_shares() && work->seen->shows(p); });
   work->has_no_shares = !shows;
-  ++(shows ? with_shares : without);
+  ++(shows ? with_shares : without_shares);
 }
 
 void Judge::State::begin_pass(const Pass& pass) {

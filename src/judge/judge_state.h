@@ -163,8 +163,8 @@ struct Judge::State {
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place
-  int64_t with_shares = 0, without = 0;   // passes, of whom attention is computed in shares or not
-  std::string unexplained;                // what is wrong with tokens by no op that was judged
+  int64_t with_shares = 0, without_shares = 0;  // passes that were seen whole
+  std::string unexplained;  // what is wrong with tokens by no op that was judged
   // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
   std::vector<Finding> unrecorded;
   std::vector<Finding> wrong_top_logits;  // of all passes
