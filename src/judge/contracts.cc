@@ -6,6 +6,7 @@
 #include "src/judge/contracts.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -190,6 +191,27 @@ size_t Contracts::chosen(const Place& place) const {
   for (size_t c = 0; c < point.allowed; ++c)
     if (fits.fits(c)) return c;
   return point.chosen;
+}
+
+std::vector<std::string> Contracts::divided() const {
+  std::vector<std::string> all;
+  for (const auto& [order, of] : points_) {
+    if (!of.point->is_of_shares()) continue;
+    for (size_t c = 0; c < of.chosen; ++c) {
+      std::vector<int> stricter, others;
+      for (const auto& [layer, fits] : of.by_layer)
+        if (of.fits_any(fits)) (fits.fits(c) ? stricter : others).push_back(layer);
+      if (stricter.size() != others.size()) continue;
+      const std::string_view name = of.point->name;
+      const char *wide = name_of(of.candidates[of.chosen]), *strict = name_of(of.candidates[c]);
+      all.push_back(fmt::format(
+          "{} rounds as {} in layers {}, and as {} in layers {}: one kernel rounds in one way, and "
+          "the layers judged do not say which; --rounding {}={} shows what is wrong if it is that",
+          name, strict, fmt::join(stricter, ", "), wide, fmt::join(others, ", "), name, strict));
+      break;
+    }
+  }
+  return all;
 }
 
 RoundingContract Contracts::of(const Point& point) const {

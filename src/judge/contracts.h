@@ -107,6 +107,9 @@ class Contracts {
   std::vector<std::pair<const Point*, RoundingContract>> found() const;
   // Places that fit another contract than their point, with a sentence about it.
   std::vector<std::pair<Place, std::string>> inconsistent_layers() const;
+  // A sentence about each point of shares of which as many layers fit a stricter contract than its
+  // own as do not, so that either may be wrong: which one was taken depends on the layers judged.
+  std::vector<std::string> divided() const;
 
  private:
   struct Fits {

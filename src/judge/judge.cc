@@ -317,10 +317,17 @@ void Judge::State::grade(NodeOutcome& outcome, Ancestry::Origin& origin) {
 
 // Two wrong places that one hidden op leads to may be one error, or two: nothing tells which. They
 // are two where another reader of that op is right, and would have shown so large an error of it
-// many times over.
+// many times over. A share that was found wrong when its contract was known is what differs from
+// the attention that was made of it.
 void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& region) {
   if (outcome.verdict != Verdict::introduced && outcome.verdict != Verdict::nonfinite) return;
   for (const Place& hidden : region) {
+    const auto share = wrong_shares.find({index_of(hidden), outcome.request});
+    if (share != wrong_shares.end() && share->second >= 0) {
+      outcome.verdict = Verdict::propagated;
+      outcome.ancestor = share->second;
+      return;
+    }
     const auto found = of_hidden.find({index_of(hidden), outcome.request});
     if (found == of_hidden.end() || found->second.finding < 0 ||
         found->second.error > kManyTimes * found->second.shows_from)
@@ -363,6 +370,7 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     error_map.add(judged.errors, place, pending.row_shape, outcome);
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
+    if (place.point->is_of_shares()) wrong_shares[{pending.place, pending.request}] = finding;
     if (found) origin.finding = finding, wrong_by_itself.insert(index_of(place));
     for (const Place& hidden : region) {
       OfHidden& of = of_hidden[{index_of(hidden), pending.request}];
@@ -378,7 +386,12 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
 Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
              ReferenceModel* rounded, JudgeOptions options)
     : state_(std::make_unique<State>(without_unseen_shares(manifest, options), oracle, exact,
-                                     rounded, std::move(options))) {}
+                                     rounded, std::move(options))) {
+  if (!manifest.selection.empty()) return;  // whose shares may be left out on purpose
+  const Graph& judged = state_->manifest.graph;
+  for (const Place& place : manifest.graph.places())
+    if (!judged.has(place)) state_->unseen_shares.insert(place.point->order());
+}
 Judge::~Judge() = default;
 
 std::vector<NodeId> Judge::judge(const Pass& pass) {

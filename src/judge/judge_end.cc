@@ -281,6 +281,12 @@ void Judge::State::note_facts(bool complete) {
         "attention is in shares in {} of {} passes: those of the others are not expected, and "
         "their attn.out is judged as always",
         with_shares, with_shares + without_shares));
+  for (const int order : unseen_shares)
+    ledger.note(fmt::format(
+        "no pass has {}, though the trace's graph does: an error of it is seen in attn.out alone",
+        kPoints[order].name));
+  for (const std::string& note : op_judge.contracts().divided())
+    ledger.note(note);
   note_regions();
   if (!options.rows.all() && exact == nullptr)
     ledger.note(

@@ -158,12 +158,15 @@ struct Judge::State {
   // Were attn.v not recorded, both could be wrong by attn.norm, and the second is led back to the
   // first.
   std::map<std::pair<int, int32_t>, OfHidden> of_hidden;
+  // By the same: the findings of shares in the pass that is settled; -1: none.
+  std::map<std::pair<int, int32_t>, int> wrong_shares;
   std::set<int> led_back;                 // places whose errors may be those before them
   std::set<int> wrong_by_itself;          // places that are, in a node at least
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place
   int64_t with_shares = 0, without_shares = 0;  // passes that were seen whole
+  std::set<int> unseen_shares;  // order of points that the trace promises and no pass has
   std::string unexplained;  // what is wrong with tokens by no op that was judged
   // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
   std::vector<Finding> unrecorded;

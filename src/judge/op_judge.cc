@@ -16,7 +16,6 @@
 #include "src/judge/op_judge_parts.h"
 #include "src/judge/ops/judged_op.h"
 #include "src/judge/row_sample.h"
-#include "src/judge/shares.h"
 
 namespace lockstep {
 namespace {
@@ -105,7 +104,7 @@ std::map<OpKind, Reached> OpJudge::reached() const {
 void OpJudge::begin_pass(const PassView& pass) {
   misshapen_.clear();
   wrong_angles_.clear();
-  unjudged_.clear();
+  doubts_ = {};
   see(pass, 0);
   hidden_.begin_pass(pass);
 }
@@ -265,8 +264,7 @@ std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<P
     if (std::ranges::any_of(outcomes[i], &NodeOutcome::is_finding))
       wrong_angles_.insert(nodes[i].request);
   for (size_t i = 0; i < nodes.size() && place.point->is_of_shares(); ++i)
-    if (outcomes[i].front().verdict == Verdict::inconclusive)
-      unjudged_.emplace(key_of(place), nodes[i].request);
+    doubts_.add(place, nodes[i].request, outcomes[i], candidates(place).front());
   return outcomes;
 }
 

@@ -33,6 +33,7 @@
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/pass_view.h"
+#include "src/judge/shares.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -127,12 +128,15 @@ class OpJudge {
   // The outcomes of each of seen.nodes_of(place), in that order. `inputs` are inputs_of(place).
   std::vector<NodeOutcomes> judge(const Place& place, const std::vector<Place>& inputs,
                                   const JudgedPass& pass);
-  // Whether wrong nodes of an attention are merged right of the shares that were recorded. Those
+  // Whether nodes of an attention are merged right of the shares that were recorded. Wrong ones
   // that are get the outcome of their merge: they are wrong by what they were merged of. So do
   // those of which some elements are: their finding is of what the merge itself got wrong. It says
   // that it did. `shares` are its attn.partial and attn.lse, and `outcomes` those of judge(), of
   // that place. Where rows of shares could not be judged, a node that follows from them stays
   // wrong, of a region that they are in: nobody else says that they are.
+  // In 16 bits a contract that allows roundings on the way allows them to the shares, not to their
+  // merge: a node that fits it, of shares that may be right, is wrong where its merge is. So
+  // may be shares that fit such a contract alone: the finding is of a region that they are in.
   void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
                    std::vector<NodeOutcomes>& outcomes);
   // Before a place is judged: which one of the pass comes after it, so that the oracle is asked
@@ -238,8 +242,8 @@ class OpJudge {
   NodeOutcome judge_indices(const Place& place, const std::vector<Place>& inputs,
                             const JudgedPass& pass, const NodeRows& node);
   ContractTraits traits_of(const Place& place) const;
-  // The shares of an attention, of those, that have rows of the request that were not judged.
-  std::vector<Place> unjudged_of(const std::vector<Place>& shares, int32_t request) const;
+  std::optional<NodeOutcome> outcome_of_merge(const Place& place, const std::vector<Place>& shares,
+                                              const JudgedPass& pass, const NodeRows& node);
 
   HalvingOracle oracle_;
   Graph graph_;
@@ -251,9 +255,9 @@ class OpJudge {
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
   std::set<int32_t> wrong_angles_;  // requests whose rotary tables were found wrong in this pass
-  std::set<std::pair<Key, int32_t>> unjudged_;  // shares of requests that have no verdict in it
-  std::set<int> seen_;                          // order of the points that have tensors
-  std::set<Key> wider_;  // places whose tensors are fp32, whatever the run's dtype
+  ShareDoubts doubts_;              // of this pass
+  std::set<int> seen_;              // order of the points that have tensors
+  std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
   Contracts contracts_;
   HiddenTensors hidden_;
   std::map<int, Width> widened_by_;    // by order of the point

@@ -1,7 +1,7 @@
 // An attention that was merged of shares is judged by what the shares read, as any other. Where it
 // is wrong, its recorded shares are merged in fp64: where that is what the engine has, the error
 // came with them, and they were judged themselves, or are named with it. The rest of what is wrong
-// is the merge's.
+// is the merge's. And so it is where what a contract forgives an attention is not in its shares.
 #include "src/judge/shares.h"
 
 #include <fmt/format.h>
@@ -105,6 +105,27 @@ void pass_empty(std::span<const double>& want, std::span<const double>& got, Bud
   got = std::span(kept).subspan(size);
 }
 
+void ShareDoubts::add(const Place& share, int32_t request, std::span<const NodeOutcome> outcomes,
+                      RoundingContract strictest) {
+  const auto key = std::tuple(share.point->order(), share.layer, request);
+  if (outcomes.front().verdict == Verdict::inconclusive)
+    kinds_[key] = Kind::unjudged;
+  else if (std::ranges::all_of(outcomes, &NodeOutcome::is_finding))
+    kinds_[key] = Kind::wrong;
+  else if (strictest != RoundingContract::fused || !may_round_so(outcomes.front()))
+    kinds_[key] = Kind::loose;
+}
+
+std::vector<Place> ShareDoubts::of(Kind kind, const std::vector<Place>& shares,
+                                   int32_t request) const {
+  std::vector<Place> of;
+  for (const Place& share : shares) {
+    const auto found = kinds_.find({share.point->order(), share.layer, request});
+    if (found != kinds_.end() && found->second == kind) of.push_back(share);
+  }
+  return of;
+}
+
 namespace {
 
 // Whether both were shown, and there is a logarithm for each partial result.
@@ -114,6 +135,19 @@ bool fit_each_other(const std::vector<Place>& shares, const JudgedPass& pass,
   const Shape &partial = pass.seen.tensor(shares.at(0), node.request)->shape,
               &lse = pass.seen.tensor(shares.at(1), node.request)->shape;
   return partial.rank() == 4 && lse == Shape(partial.extents().first(3));
+}
+
+constexpr const char* kMergedWrong =
+    "merged wrong: not what attn.partial and attn.lse, as they were recorded, come to";
+
+// Whether the merge itself made an error; a NaN may have come with the shares.
+bool is_wrong(const NodeOutcome& merge) { return merge.is_finding() && !merge.passes_on; }
+
+// The comparison with the two models stays that of the attention.
+void take_numbers(const NodeOutcome& merge, NodeOutcome& outcome) {
+  const ErrorSums sums = outcome.sums;
+  outcome = merge;
+  outcome.sums = sums;
 }
 
 // Whether all that is wrong in an attention is wrong in its merge: none of it came with the shares.
@@ -128,60 +162,84 @@ bool is_of_merge(const NodeOutcome& attention, const NodeOutcome& merge) {
   });
 }
 
+// Makes the outcome of a wrong attention that of its merge, unless it is of shares that nobody
+// judged: all that is wrong beside the errors of the merge came with the shares. Returns whether it
+// did.
+bool explain(const NodeOutcome& merge, const std::vector<Place>& unjudged, NodeOutcome& outcome) {
+  const auto say = [&](std::string_view what) {
+    outcome.finding.rule += fmt::format("{}{}", outcome.finding.rule.empty() ? "" : "; ", what);
+  };
+  const bool came_with_shares = !is_wrong(merge) || !is_of_merge(outcome, merge);
+  const bool is_by_shares = came_with_shares && unjudged.empty();
+  if (is_by_shares) {
+    take_numbers(merge, outcome);
+  } else if (came_with_shares) {
+    outcome.finding.region = unjudged;
+    say("it came with attn.partial and attn.lse, and not every row of them was judged");
+  }
+  if (is_wrong(merge)) say(kMergedWrong);
+  return is_by_shares;
+}
+
+// Makes findings of right outcomes of an attention whose merge is wrong. suspects: its shares that
+// may be what is wrong; where there are none, an attention that fits the strictest contract is
+// right.
+void hold_to_merge(const NodeOutcome& merge, RoundingContract strictest,
+                   const std::vector<Place>& suspects, NodeOutcomes& outcomes) {
+  const bool is_exact = strictest == RoundingContract::fused && may_round_so(outcomes.front());
+  if (!is_wrong(merge) || (is_exact && suspects.empty())) return;
+  for (NodeOutcome& outcome : outcomes) {
+    if (outcome.is_finding()) continue;
+    take_numbers(merge, outcome);
+    outcome.finding.rule = kMergedWrong;
+    outcome.finding.region = suspects;
+  }
+}
+
 }  // namespace
 
-// The rows that are drawn of shares are others than those of their attention.
-std::vector<Place> OpJudge::unjudged_of(const std::vector<Place>& shares, int32_t request) const {
-  if (!options_.rows.all()) return shares;
-  std::vector<Place> unjudged;
-  for (const Place& share : shares)
-    if (unjudged_.contains({key_of(share), request})) unjudged.push_back(share);
-  return unjudged;
+std::optional<NodeOutcome> OpJudge::outcome_of_merge(const Place& place,
+                                                     const std::vector<Place>& shares,
+                                                     const JudgedPass& pass, const NodeRows& node) {
+  const auto unread = [&](const Place& share) { return !trouble_with(share, pass, node).empty(); };
+  if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) return {};
+  NodeOutcomes merged;
+  Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
+  add_rows(pass, node, group, merged);
+  judge_under(RoundingContract::fused, place, shares, pass, group);
+  return merged.front();
 }
 
 void OpJudge::judge_merge(const Place& place, const std::vector<Place>& shares,
                           const JudgedPass& pass, std::vector<NodeOutcomes>& outcomes) {
   const std::vector<NodeRows>& nodes = pass.seen.nodes_of(place);
+  const bool rounds_once = candidates(place) == std::vector{RoundingContract::fused};
   for (size_t i = 0; i < nodes.size(); ++i) {
-    if (std::ranges::none_of(outcomes[i], &NodeOutcome::is_finding)) continue;
     const NodeRows node = options_.rows.all()
                               ? nodes[i]
                               : drawn_of(options_.rows, place, pass.seen.info().pass, nodes[i]);
+    const bool is_right = std::ranges::none_of(outcomes[i], &NodeOutcome::is_finding);
     // No number was judged of a result that is missing, or not as the model has it.
-    const auto unread = [&](const Place& shown) {
-      return !trouble_with(shown, pass, node).empty();
-    };
-    if (unread(place)) continue;
-    const std::vector<Place> unjudged = unjudged_of(shares, node.request);
-    if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) {
-      for (NodeOutcome& outcome : outcomes[i])
-        if (outcome.is_finding()) outcome.finding.region = unjudged;
-      continue;
-    }
-    NodeOutcomes merged;
-    Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
-    add_rows(pass, node, group, merged);
-    judge_under(RoundingContract::fused, place, shares, pass, group);
-    const NodeOutcome& merge = merged.front();
-    const bool is_wrong = merge.is_finding() && !merge.passes_on;
+    if ((is_right && rounds_once) || !trouble_with(place, pass, node).empty()) continue;
+    // The rows that are drawn of shares are others than those of their attention.
+    const std::vector<Place> unjudged =
+        options_.rows.all() ? doubts_.unjudged(shares, node.request) : shares;
+    const std::optional<NodeOutcome> merge = outcome_of_merge(place, shares, pass, node);
     for (NodeOutcome& outcome : outcomes[i]) {
       if (!outcome.is_finding()) continue;
-      const bool of_merge = is_wrong && is_of_merge(outcome, merge);
-      const auto say = [&](std::string_view what) {
-        outcome.finding.rule += fmt::format("{}{}", outcome.finding.rule.empty() ? "" : "; ", what);
-      };
-      if (!of_merge && !unjudged.empty()) {
+      if (!merge)
         outcome.finding.region = unjudged;
-        say("it came with attn.partial and attn.lse, and not every row of them was judged");
-      } else if (!of_merge) {
-        const ErrorSums sums = outcome.sums;
-        outcome = merge;
-        outcome.sums = sums;
+      else if (explain(*merge, unjudged, outcome))
         wrong_by_shares_.insert(key_of(place));
-      }
-      if (is_wrong)
-        say("merged wrong: not what attn.partial and attn.lse, as they were recorded, come to");
     }
+    // In fp32 the logarithms may have been rounded to be shown, and that weighs as much as what
+    // their merge rounds itself. Shares that are wrong whatever their contract tell nothing.
+    if (!merge || dtype_at(place) == DType::f32 || !doubts_.wrong(shares, node.request).empty())
+      continue;
+    std::vector<Place> suspects = unjudged;
+    for (const Place& share : doubts_.loose(shares, node.request))
+      if (std::ranges::count(suspects, share) == 0) suspects.push_back(share);
+    hold_to_merge(*merge, candidates(place).front(), suspects, outcomes[i]);
   }
 }
 

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "probes/graph.h"
 #include "src/judge/budget.h"
+#include "src/judge/ledger.h"
 
 namespace lockstep {
 
@@ -46,5 +49,32 @@ std::vector<int64_t> share_begins(int64_t length, int64_t page_size, int64_t sha
 // element to its limit alone. -Inf on one side stays.
 void pass_empty(std::span<const double>& want, std::span<const double>& got, Budget& budget,
                 std::vector<double>& kept);
+
+// Whether the shares of a pass can be what is wrong with what was merged of them.
+class ShareDoubts {
+ public:
+  // Enters the outcomes of a share under each of its contracts. strictest: the first of these.
+  void add(const Place& share, int32_t request, std::span<const NodeOutcome> outcomes,
+           RoundingContract strictest);
+
+  // Those of the places that have no verdict.
+  std::vector<Place> unjudged(const std::vector<Place>& shares, int32_t request) const {
+    return of(Kind::unjudged, shares, request);
+  }
+  // Those that are right, but not under the contract that allows least.
+  std::vector<Place> loose(const std::vector<Place>& shares, int32_t request) const {
+    return of(Kind::loose, shares, request);
+  }
+  // Those that are wrong whatever their contract.
+  std::vector<Place> wrong(const std::vector<Place>& shares, int32_t request) const {
+    return of(Kind::wrong, shares, request);
+  }
+
+ private:
+  enum class Kind : uint8_t { unjudged, loose, wrong };
+  std::vector<Place> of(Kind kind, const std::vector<Place>& shares, int32_t request) const;
+
+  std::map<std::tuple<int, int, int32_t>, Kind> kinds_;  // by order of the point, layer, request
+};
 
 }  // namespace lockstep

@@ -192,7 +192,7 @@ std::string region_text(const Finding& f) {
   }
   if (f.region.empty()) return "";
   const size_t others = f.region.size() - names.size();
-  return fmt::format("it or what it is judged with and has no verdict of its own ({}{}{})",
+  return fmt::format("it or what it is judged with and no verdict clears ({}{}{})",
                      fmt::join(names, " "), names.empty() || others == 0 ? "" : ", ",
                      others > 0 ? fmt::format("{} of other layers", others) : "");
 }

@@ -222,7 +222,7 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
   if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
   if (!worst.region.empty())
     lines.entries.emplace_back(
-        "region", fmt::format("{}: any of the ops that have no verdict of their own, or {} itself",
+        "region", fmt::format("{}: any of the ops that no verdict clears, or {} itself",
                               stretch_text(worst), worst.node.place.point->name));
   if (!cause.empty()) lines.entries.emplace_back("looks like", cause);
   if (!op.also.empty()) lines.entries.emplace_back("also", also_text(op));

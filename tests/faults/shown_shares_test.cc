@@ -70,6 +70,7 @@ struct Changes {
   int64_t shares = 3;
   const char* page_size = "8";  // null: it is not declared
   RowsToJudge rows = {};
+  const char* rounding = nullptr;  // that is declared of all three; null: none is
 };
 
 Result judged_after(const Changes& changes) {
@@ -83,10 +84,13 @@ Result judged_after(const Changes& changes) {
                           .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
                           .dtype = DType::bf16,
                           .level = TraceLevel::full};
-  Judge judge(manifest, *oracle, nullptr, nullptr,
-              {.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
-               .rows = changes.rows,
-               .recorded = [&](const Place& at) { return is_shown(at.point->name); }});
+  JudgeOptions judging{.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
+                       .rows = changes.rows,
+                       .recorded = [&](const Place& at) { return is_shown(at.point->name); }};
+  if (changes.rounding != nullptr)
+    judging.rounding = {
+        rounding_from(std::string("attn.lse,attn.partial,attn.out=") + changes.rounding)};
+  Judge judge(manifest, *oracle, nullptr, nullptr, std::move(judging));
   Causes causes(manifest, judge, *oracle, *hypotheses);
   for (Pass pass : right_passes(changes.shares)) {
     std::erase_if(pass.tensors, [&](const RecordedTensor& t) { return !is_shown(t.point->name); });
@@ -298,12 +302,52 @@ TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
     SCOPED_TRACE(hidden);
     const Result right = judged_after({.never_shown = {hidden}});
     EXPECT_TRUE(right.findings.empty()) << right.story;
+    const std::string note = std::string("no pass has ") + hidden;
+    EXPECT_EQ(std::ranges::count_if(right.notes, [&](auto& n) { return n.starts_with(note); }), 1);
     const Result wrong = judged_after(
         {.change = [](RecordedTensor& tensor) { halve(tensor, kOut); }, .never_shown = {hidden}});
     EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
     for (const Finding& finding : wrong.findings)
       EXPECT_EQ(finding.rule.find("merged"), std::string::npos) << finding.rule;
   }
+}
+
+// So little, of one element, is what rounded weights may make of an attention; their shares have it
+// then, and its merge rounds once.
+TEST(ShownShares, AreMergedWithOneRoundingHoweverTheirWeightsAreRounded) {
+  const auto change = [](RecordedTensor& tensor) {
+    if (!is_at(tensor, kOut) || !is_of_prompt(tensor)) return;
+    Tensor changed(tensor.shape, DType::bf16);
+    std::ranges::copy_n(tensor.data.as<uint16_t>(), tensor.shape.count(), changed.as<uint16_t>());
+    changed.as<uint16_t>()[700] += 2;
+    tensor.data = changed;
+  };
+  EXPECT_TRUE(judged_after({.rounding = "hf"}).findings.empty());
+  const Result wrong = judged_after({.change = change, .rounding = "hf"});
+  EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
+  ASSERT_TRUE(wrong.first);
+  EXPECT_NE(wrong.first->rule.find("merged wrong"), std::string::npos) << wrong.first->rule;
+  // They fit a wider contract than they might, so that they may be what is wrong.
+  EXPECT_EQ(wrong.first->region, (std::vector<Place>{kPartial, kLse}));
+  // In fp32 too: found so, they are not.
+  const Result found = judged_after({.change = change});
+  ASSERT_TRUE(found.first);
+  EXPECT_TRUE(found.first->region.empty()) << found.story;
+}
+
+// What was merged was right, or the attention would be wrong: it is not what they show.
+TEST(ShownShares, AreDoubtedWhereTheyAreNotWhatWasMerged) {
+  const Result wrong =
+      judged_after({.change =
+                        [](RecordedTensor& tensor) {
+                          if (!is_at(tensor, kPartial)) return;
+                          const auto* partial = tensor.data.as<float>();
+                          change_each(tensor, [&](int64_t i) { return partial[i] * 1.001F; });
+                        },
+                    .rounding = "hf"});
+  EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
+  ASSERT_TRUE(wrong.first);
+  EXPECT_EQ(wrong.first->region, (std::vector<Place>{kPartial, kLse}));
 }
 
 // Which keys a share holds is not known: it may be wrong, or else what was made of it.

@@ -135,6 +135,21 @@ TEST(OfShares, IsTheStrictestThatMostLayersFit) {
   add(contracts, kPartial, {kBoth, kAsHf, kAsHf});
   contracts.decide();
   EXPECT_EQ(contracts.of(kPartial), hf);
+  EXPECT_TRUE(contracts.divided().empty());
+}
+
+// Of two layers one may be wrong by so little, or round less as its keys are few.
+TEST(OfShares, IsDividedWhereAsManyLayersFitAStricterOne) {
+  Contracts contracts({});
+  add(contracts, kPartial, {kNeither, kBoth, kAsHf});
+  add(contracts, kLse, {kNeither, kAsHf, kAsHf});
+  contracts.decide();
+  EXPECT_EQ(contracts.of(kPartial), hf);
+  const std::vector<std::string> divided = contracts.divided();
+  ASSERT_EQ(divided.size(), 1u);
+  EXPECT_TRUE(divided.front().starts_with(
+      "attn.partial rounds as fused in layers 1, and as hf in layers 2: "))
+      << divided.front();
 }
 
 TEST(OfShares, IsNoLooserThanThatOfTheirPartialResults) {

@@ -215,7 +215,7 @@ TEST(ResultScreen, BlamesARegionWhereItsEndAloneWasRecorded) {
       << r.story;
   expect_line(screen(r, 120),
               "     region  layer 3 attn.norm .. attn.q_rope: any of the ops that "
-              "have no verdict of their own, or attn.q_rope itself");
+              "no verdict clears, or attn.q_rope itself");
   EXPECT_EQ(lines_of(screen(r)).back(),
             "diverged: layer 3 attn.norm .. attn.q_rope introduces the first error (2 ops wrong of "
             "110; judged by attn.q_rope alone)");
