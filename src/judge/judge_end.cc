@@ -285,8 +285,7 @@ void Judge::State::note_facts(bool complete) {
     ledger.note(fmt::format(
         "no pass has {}, though the trace's graph does: an error of it is seen in attn.out alone",
         kPoints[order].name));
-  for (const std::string& note : op_judge.contracts().divided())
-    ledger.note(note);
+  for (const std::string& note : op_judge.contracts().divided()) ledger.note(note);
   note_regions();
   if (!options.rows.all() && exact == nullptr)
     ledger.note(
