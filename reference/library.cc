@@ -8,6 +8,7 @@
 #include <torch/version.h>
 
 #include "kernels/base/check.h"
+#include "reference/bridge.h"
 #include "reference/families.h"
 #include "reference/hypotheses/hypotheses.h"
 #include "reference/oracle.h"
@@ -34,6 +35,10 @@ class Library final : public ReferenceLibrary {
   bool has_gpu(int number) const override {
     static const bool loaded = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) != nullptr;
     return loaded && number >= 0 && number < torch::cuda::device_count();
+  }
+
+  void free_unused(int number) override {
+    if (has_gpu(number)) lockstep::free_unused({c10::kCUDA, static_cast<c10::DeviceIndex>(number)});
   }
 
   std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,

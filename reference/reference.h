@@ -37,6 +37,9 @@ class ReferenceLibrary {
   // Whether LibTorch can compute on the CUDA device of that number. The first call loads its CUDA
   // libraries, which takes a second.
   virtual bool has_gpu(int number) const = 0;
+  // Gives back to that CUDA device the memory that LibTorch keeps there for its next tensors. Any
+  // thread may ask, and where LibTorch never used the device nothing happens.
+  virtual void free_unused(int number) = 0;
   // The fp64 oracle of each op, weights as cast to `options.dtype`.
   virtual std::unique_ptr<Oracle> oracle(const Checkpoint&, const ReferenceOptions&) = 0;
   // The SDPA model: computes and shows tensors in `compute` (fp32, bf16, fp16, or fp64), on weights

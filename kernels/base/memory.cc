@@ -26,6 +26,7 @@ constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector regis
 // The runtimes of the devices that were opened, by number.
 std::mutex runtimes_mutex;
 std::map<int, DeviceRuntime> runtimes;
+std::function<void(Device)> keeper;  // under the same lock
 
 // The host's large memory. What is kept and what is in use are together never more than what was
 // once in use, and what is kept has a bound, since others want memory too. Several threads may use
@@ -102,6 +103,11 @@ HostMemory& host_memory() {
   return memory;
 }
 
+std::function<void(Device)> registered_keeper() {
+  const std::lock_guard lock(runtimes_mutex);
+  return keeper;
+}
+
 // The memory's own function releases it, from whatever thread lets go of it last.
 std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   const int64_t size = memory_for(bytes, device);
@@ -114,6 +120,10 @@ std::shared_ptr<void> allocate(int64_t bytes, Device device) {
   }
   const DeviceRuntime& runtime = runtime_of(device);
   void* memory = runtime.allocate(size);
+  if (memory == nullptr) {
+    if (const std::function<void(Device)> give_back = registered_keeper()) give_back(device);
+    memory = runtime.allocate(size);
+  }
   if (memory == nullptr) return nullptr;  // which has nothing to release
   return {memory, runtime.release};
 }
@@ -135,6 +145,11 @@ int64_t memory_for(int64_t bytes, Device device) {
 void register_runtime(const DeviceRuntime& runtime) {
   const std::lock_guard lock(runtimes_mutex);
   runtimes[runtime.index] = runtime;
+}
+
+void register_keeper(std::function<void(Device)> give_back) {
+  const std::lock_guard lock(runtimes_mutex);
+  keeper = std::move(give_back);
 }
 
 void forget_runtimes() {

@@ -90,6 +90,10 @@ struct DeviceRuntime {
 // it replaces must not be in use.
 void register_runtime(const DeviceRuntime& runtime);
 void forget_runtimes();
+// From here on `give_back` is asked before a device is said to have no memory left: it belongs to
+// others of this process who keep more there than they use, as LibTorch does. The last one given
+// counts, in each copy of this library; any thread that makes a tensor may call it.
+void register_keeper(std::function<void(Device)> give_back);
 // The runtime of a CUDA device. Throws Error when none is registered.
 const DeviceRuntime& runtime_of(Device device);
 

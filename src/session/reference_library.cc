@@ -1,6 +1,7 @@
 #include "src/session/reference_library.h"
 
 #include "kernels/base/ending.h"
+#include "kernels/base/memory.h"
 #include "src/session/shared_library.h"
 
 namespace lockstep {
@@ -11,7 +12,9 @@ ReferenceLibrary& open_reference() {
       "liblockstep_reference.so", "lockstep_reference", "judging needs the LibTorch reference"));
   static ReferenceLibrary* library = [] {
     end_at_once();  // asked for after LibTorch's own ends, so that it comes before them
-    return make();
+    ReferenceLibrary* made = make();
+    register_keeper([made](Device device) { made->free_unused(device.index); });
+    return made;
   }();
   return *library;
 }

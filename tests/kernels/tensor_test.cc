@@ -186,5 +186,30 @@ TEST(Tensor, TakesDeviceMemoryFromWhereItWasTold) {
   forget_runtimes();
 }
 
+// A device of 2 MiB, half of which somebody else in this process keeps.
+TEST(Tensor, GetsDeviceMemoryThatAnotherKeeps) {
+  static int64_t kept = 1 << 20;
+  static std::vector<Device> asked;
+  register_runtime({.index = 1,
+                    .allocate = [](int64_t bytes) -> void* {
+                      return bytes + kept > 2 << 20 ? nullptr : std::malloc(bytes);
+                    },
+                    .release = std::free,
+                    .available = [] { return (2 << 20) - kept; }});
+  register_keeper([](Device device) {
+    asked.push_back(device);
+    kept = 0;
+  });
+  const Device device = device_from("cuda:1");
+  const Tensor small({100}, DType::f32, device);
+  EXPECT_TRUE(asked.empty()) << "which makes the other one ask the device again";
+  const Tensor large({400, 1000}, DType::f32, device);
+  EXPECT_EQ(asked, (std::vector{device}));
+  expect_refused([&] { Tensor({600, 1000}, DType::f32, device); }, {"device", "2400000"});
+  EXPECT_EQ(asked.size(), 2u);
+  register_keeper({});
+  forget_runtimes();
+}
+
 }  // namespace
 }  // namespace lockstep

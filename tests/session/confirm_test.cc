@@ -175,6 +175,7 @@ class WrongLibrary final : public ReferenceLibrary {
   explicit WrongLibrary(Place place) : place_(place) {}
   std::string version() const override { return open_reference().version(); }
   bool has_gpu(int number) const override { return open_reference().has_gpu(number); }
+  void free_unused(int number) override { open_reference().free_unused(number); }
   std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
                                         const ReferenceOptions& options, DType compute) override {
     return open_reference().model(checkpoint, options, compute);
