@@ -33,8 +33,7 @@ int bench_command(Args args) {
   app.add_option("--tp", ranks, "share one shape among that many ranks, beside one rank")
       ->type_name("N")
       ->check(whole_number(2, 64))
-      ->excludes("--judging")
-      ->excludes("--threads");
+      ->excludes("--judging", "--threads", "--model");
   add_format_option(app, format);
   if (!parse(app, args,
              "  lockstep bench\n"

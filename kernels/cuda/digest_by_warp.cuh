@@ -99,6 +99,8 @@ class Hasher {
   __device__ Hasher(const DigestJob& job, Input input)
       : rows_(has_whole_blocks(job) && input.rows() > 1 ? job.row_hashes : nullptr),
         row_blocks_(job.row_bytes / xxh3::kBlock) {}
+  // Has taken up all blocks, whose sums were added to `accumulator` elsewhere.
+  __device__ explicit Hasher(uint64_t accumulator) : accumulator_(accumulator) {}
 
   // Takes up the blocks that are in the warp's shared memory.
   __device__ __noinline__ void take(int64_t size, int64_t begin, int64_t end) {
@@ -126,11 +128,6 @@ class Hasher {
     if (size <= xxh3::kShort) return xxh3::hash_short(input, 0, size);
     const xxh3::Warp warp;
     return warp.finish(accumulator_, input.word(size - xxh3::kStripe + 8 * warp.own()), size);
-  }
-  // One that was made of all sums elsewhere.
-  __device__ Hasher& goes_on_from(uint64_t accumulator) {
-    accumulator_ = accumulator;
-    return *this;
   }
 
  private:

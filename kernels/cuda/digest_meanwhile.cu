@@ -153,7 +153,7 @@ __device__ __noinline__ void chain_hash(const TensorWork& work, Input input, Bad
       accumulator = warp.scrambled(accumulator, own[8 * i]);
     __syncwarp();
   });
-  put_hash(work, input, Hasher(nullptr).goes_on_from(accumulator).end(input));
+  put_hash(work, input, Hasher(accumulator).end(input));
 }
 
 // The parts of a lane are every kWarp-th, whichever come first: sums are made in one order.

@@ -91,6 +91,11 @@ int64_t Auditor::length_of(int32_t request) const {
   return length;
 }
 
+int64_t Auditor::hidden(int32_t request) const {
+  const auto known = hidden_.find(request);
+  return known == hidden_.end() ? 0 : known->second;
+}
+
 std::string Auditor::place_of(int64_t slot) const {
   return slot < 0 ? "no page"
                   : fmt::format("page {} slot {}", slot / page_size_, slot % page_size_);
@@ -149,7 +154,7 @@ void Auditor::check_counts() {
 // called for each pair in each order.
 void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   std::unordered_map<int32_t, int64_t> places;  // of the pages of b
-  for (size_t i = 0; i < b.pages.size(); ++i) places[b.pages[i]] = i;
+  for (int64_t i = hidden(b.request); i < std::ssize(b.pages); ++i) places[b.pages[i]] = i;
   for (const PassRow& r : pass_.rows) {
     if (r.row.request != a.request || r.slot < 0) continue;
     const auto page = static_cast<int32_t>(r.slot / page_size_);
@@ -163,10 +168,9 @@ void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
   }
   if (a.request > b.request) return;  // holding is the same in both orders
   const int64_t both = std::min(length_of(a.request), length_of(b.request));
-  for (size_t i = 0; i < a.pages.size(); ++i) {
-    const auto other = places.find(a.pages[i]);
+  for (int64_t index = hidden(a.request); index < std::ssize(a.pages); ++index) {
+    const auto other = places.find(a.pages[index]);
     if (other == places.end()) continue;
-    const int64_t index = i;
     const int64_t last = std::min(both, (index + 1) * page_size_) - 1;
     const auto position = static_cast<int32_t>(last);
     // The last position that both have in the page stands for all tokens up to it.
@@ -176,7 +180,7 @@ void Auditor::check_pair(const RequestPages& a, const RequestPages& b) {
     if (alike) continue;
     find({a.request, static_cast<int32_t>(index * page_size_)}, -1, Verdict::structural,
          fmt::format("requests {} and {} both hold page {} (their {} and {}), for different tokens",
-                     a.request, b.request, a.pages[i], index + 1, other->second + 1));
+                     a.request, b.request, a.pages[index], index + 1, other->second + 1));
     return;
   }
 }

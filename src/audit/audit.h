@@ -38,6 +38,10 @@ class Auditor final : public Sink {
   // The request is in no further pass, and nobody inherits from it: what it wrote is forgotten as
   // KvHistory::end() says.
   void end(int32_t request) { history_.end(request); }
+  // So many entries of a request's page table, from the first on, are not looked at in the passes
+  // that follow: no query sees their positions, and they may name any page.
+  void hide(int32_t request, int64_t entries) { hidden_[request] = entries; }
+  int64_t hidden(int32_t request) const;
 
   // In the order in which they were found. Layer -1: of the page tables, whatever the layer.
   const std::vector<Finding>& findings() const { return findings_; }
@@ -73,8 +77,9 @@ class Auditor final : public Sink {
   int64_t page_size_;
   KvHistory history_{/*keep_bytes=*/false};
   PassInfo pass_;
-  Tensor v_;                                    // of the layer that is being computed
-  std::unordered_map<int64_t, Written> slots_;  // who was told last to write there
+  Tensor v_;                                     // of the layer that is being computed
+  std::unordered_map<int64_t, Written> slots_;   // who was told last to write there
+  std::unordered_map<int32_t, int64_t> hidden_;  // entries, by request
   std::vector<Finding> findings_;
   // Findings of the layer and pass in work about one row for another; and, by the slot of each
   // wrong row, the slot that what it holds was to be written to.

@@ -37,23 +37,11 @@ int64_t TableAudit::first_row(const PassInfo& pass, int32_t request) const {
   return known == tables_.end() ? 0 : known->second.length;
 }
 
-// Entries of a table, from its first on, all of whose positions lie before the window of the query
-// at position `first`, and so of every later one.
-int64_t TableAudit::entries_out_of_sight(int64_t first) const {
-  return window_ > 0 ? std::max<int64_t>(first + 1 - window_, 0) / page_size_ : 0;
-}
-
-// Each entry that no query sees gets a page of its own that no pool has.
-PassInfo TableAudit::without_out_of_sight(const PassInfo& pass) const {
-  PassInfo seen = pass;
-  int32_t none = -2;
-  for (auto* tables : {&seen.pages, &seen.idle})
-    for (RequestPages& table : *tables) {
-      const int64_t hidden = entries_out_of_sight(first_row(pass, table.request));
-      for (int64_t i = 0; i < hidden && i < std::ssize(table.pages); ++i)
-        table.pages[static_cast<size_t>(i)] = none--;
-    }
-  return seen;
+// Entries of a request's table, from its first on, all of whose positions lie before the window of
+// its first query in the pass, and so of every later one.
+int64_t TableAudit::entries_out_of_sight(const PassInfo& pass, int32_t request) const {
+  if (window_ == 0) return 0;
+  return std::max<int64_t>(first_row(pass, request) + 1 - window_, 0) / page_size_;
 }
 
 // Positions of `first` on are written in this pass, wherever that is.
@@ -61,14 +49,15 @@ void TableAudit::check_moves(const PassInfo& pass, const RequestPages& table, in
   const auto known = tables_.find(table.request);
   // Between passes that it has no part in, a request may lose its pages and get others.
   if (known == tables_.end() || known->second.seen + 1 != passes_) return;
-  const std::vector<int32_t>& before = known->second.pages;
-  const int64_t kept = std::min(first, known->second.length);
-  for (int64_t i = entries_out_of_sight(first);
+  const auto& [before, hidden, length, seen] = known->second;
+  const auto in_sight = before.begin() + std::min(hidden, std::ssize(before));
+  const int64_t kept = std::min(first, length);
+  for (int64_t i = auditor_->hidden(table.request);
        i * page_size_ < kept && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
-    const int64_t held = std::ranges::find(before, page) - before.begin();
+    const int64_t held = std::find(in_sight, before.end(), page) - before.begin();
     // A page that held nothing yet may be any.
-    if (held == i || held * page_size_ >= known->second.length) continue;
+    if (held == i || held * page_size_ >= length) continue;
     find(
         pass, table.request, i * page_size_,
         fmt::format("request {} reads positions {} on from page {}, which held its positions {} on "
@@ -90,7 +79,7 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
     find(pass, table.request, first,
          fmt::format("request {} has several page tables", table.request));
   std::map<int32_t, int64_t> places;
-  for (int64_t i = entries_out_of_sight(first);
+  for (int64_t i = auditor_->hidden(table.request);
        i * page_size_ < length && i < std::ssize(table.pages); ++i) {
     const int32_t page = table.pages[i];
     const auto [other, fresh] = places.try_emplace(page, i);
@@ -106,15 +95,16 @@ void TableAudit::check_table(const PassInfo& pass, const RequestPages& table) {
     break;
   }
   check_moves(pass, table, first);
-  tables_[table.request] = {table.pages, length, passes_};
+  tables_[table.request] = {table.pages, auditor_->hidden(table.request), length, passes_};
 }
 
-void TableAudit::add(const PassInfo& shown) {
+void TableAudit::add(const PassInfo& pass) {
   if (!auditor_) return;
-  const PassInfo pass = window_ > 0 ? without_out_of_sight(shown) : shown;
   any_table_ = any_table_ || !pass.pages.empty();
   any_slot_ =
       any_slot_ || std::ranges::any_of(pass.rows, [](const PassRow& r) { return r.slot >= 0; });
+  for (const RequestPages& table : pass.pages)
+    auditor_->hide(table.request, entries_out_of_sight(pass, table.request));
   auditor_->begin(pass);
   for (const RequestPages& table : pass.pages) check_table(pass, table);
   ++passes_;

@@ -35,12 +35,12 @@ class TableAudit {
  private:
   struct Table {
     std::vector<int32_t> pages;
+    int64_t hidden = 0;  // entries of `pages` that no query saw
     int64_t length = 0;  // positions that its last pass read
     int64_t seen = -1;   // number of that pass among those that were added
   };
   int64_t first_row(const PassInfo& pass, int32_t request) const;
-  int64_t entries_out_of_sight(int64_t first) const;
-  PassInfo without_out_of_sight(const PassInfo& pass) const;
+  int64_t entries_out_of_sight(const PassInfo& pass, int32_t request) const;
   void check_table(const PassInfo& pass, const RequestPages& table);
   void check_moves(const PassInfo& pass, const RequestPages& table, int64_t first);
   void find(const PassInfo& pass, int32_t request, int64_t position, std::string rule);

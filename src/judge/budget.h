@@ -53,9 +53,9 @@ struct Budget {
   double usual_misround = std::numeric_limits<double>::infinity();
   // An element whose `misround` is more is not in T5: under JudgedOp::is_product,
   // misround_in_proportion(), and no limit in fp32. Which neighbour such a product gets, a share of
-  // u decides, and kernels may lose it beside 1/2. All of them then go by one rule, to the even
-  // number say, which is no gain of the other elements. Nor is what a tanh near -1 is off by, which
-  // libraries have on one side of it more often than on the other.
+  // u decides, and kernels may lose it beside 1/2 or 1. All of them then go by one rule, to the
+  // even number say, which is no gain of the other elements. Nor is what a tanh near -1 is off by,
+  // which libraries have on one side of it more often than on the other.
   double misround_in_gain = std::numeric_limits<double>::infinity();
   // JudgedOp::meets_borders, of a result that nothing rounds on the way: of those that lie on a
   // border both neighbours are right.

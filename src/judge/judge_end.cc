@@ -28,6 +28,28 @@ std::string shown_from(const Point& p, const OpJudge::Width& width) {
       width.times, width.of_row);
 }
 
+// A product with zeros is right whatever its other factor is. They are no error where the exact
+// result is rounded to 0, as that of a small number in fp16 is. An op that reads zeros is not
+// named, nor is one that a finding is about, nor sines of a run at position 0, which RunCoverage
+// knows.
+void note_zeros(const Graph& graph, Ledger& ledger) {
+  const std::vector<Place> zeros = ledger.places_of_zeros();
+  const auto is_zero = [&](const Place& place) { return std::ranges::count(zeros, place) > 0; };
+  for (const Point& p : kPoints) {
+    std::vector<Place> made;  // of zeros, by an op that reads other numbers
+    for (const Place& place : zeros)
+      if (*place.point == p && p.op != OpKind::angles &&
+          !ledger.any_finding_at(int64_t{graph.index_of(place)}) &&
+          std::ranges::none_of(graph.inputs_of(place), is_zero))
+        made.push_back(place);
+    if (made.empty()) continue;
+    const size_t more = made.size() - 1;
+    ledger.note(fmt::format(
+        "{} is 0 in every element{}: nothing that multiplies it was tested", text_of(made.front()),
+        more == 0 ? "" : fmt::format(", as in {} more layer{}", more, more == 1 ? "" : "s")));
+  }
+}
+
 }  // namespace
 
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
@@ -269,6 +291,7 @@ void Judge::State::note_facts(bool complete) {
         fmt::format("{} overflows in {} nodes, as its exact result does: nonfinite as "
                     "expected, and no finding",
                     text_of(ledger.places()[place]), nodes));
+  note_zeros(manifest.graph, ledger);
   for (const std::string& note : routing.notes()) ledger.note(note);
   for (const auto& [request, positions] : history.adopted())
     ledger.note(

@@ -108,6 +108,7 @@ int Ledger::enter(NodeOutcome outcome) {
   summary.worst_t2 = std::max(summary.worst_t2, outcome.t2);
   summary.excluded += outcome.excluded;
   largest_ = std::max(largest_, outcome.largest);
+  sums.largest = std::max(sums.largest, outcome.largest);
   if (outcome.ancestor >= 0 && summary.ancestor.empty())
     summary.ancestor = text_of(place_of_finding(outcome.ancestor));
   sums.errors.add(outcome.sums);
@@ -204,6 +205,13 @@ void Ledger::explain(int64_t place, const std::string& words) {
 }
 
 const Place& Ledger::place_of_finding(int number) const { return findings_[number].node.place; }
+
+std::vector<Place> Ledger::places_of_zeros() const {
+  std::vector<Place> zeros;
+  for (const Sums& sums : sums_)
+    if (sums.errors.elements > 0 && sums.largest == 0) zeros.push_back(sums.summary.place);
+  return zeros;
+}
 
 std::string Ledger::main_reason() const {
   std::string reason;

@@ -72,6 +72,8 @@ class Ledger {
   bool any_finding_at(const Point& point) const;
   bool any_finding_at(int64_t place) const { return sums_[place].found; }
   const Place& place_of_finding(int number) const;
+  // Places of which every element that was compared is 0, right or wrong.
+  std::vector<Place> places_of_zeros() const;
   // A statistic in units of its limit, of no single node.
   void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
@@ -103,6 +105,7 @@ class Ledger {
     PlaceSummary summary;
     ErrorSums errors;
     bool has_t2 = false;
+    double largest = 0;  // NodeOutcome::largest
     EnumArray<Verdict, int64_t> counts = {};
     std::optional<Entry> first;  // that was judged
     bool found = false;          // any of its nodes is a finding

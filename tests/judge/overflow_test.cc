@@ -1,5 +1,5 @@
 // A number that the dtype cannot hold is an overflow of the model, and a bug only where the exact
-// result is none.
+// result is none. One that it holds as 0 is right, and tests nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -257,6 +257,57 @@ TEST(Overflow, NanThatNoInputHasIsAFindingWhoeverWasJudged) {
   EXPECT_EQ(exit_status(result), 1) << result.story;
   ASSERT_TRUE(result.first);
   EXPECT_EQ(text_of(result.first->node.place), "layer 0 mlp.down");
+}
+
+bool is_activation(const Place& place, int layers) {
+  return place.point->name == "mlp.act" && place.layer < layers;
+}
+
+// A model whose first layers make numbers that are so many times too small.
+class SmallOracle : public FakeOracle {
+ public:
+  SmallOracle(int layers, double factor) : layers_(layers), factor_(factor) {}
+  Exact evaluate(const OracleCall& call) override {
+    Exact exact = FakeOracle::evaluate(call);
+    if (!is_activation(call.place, layers_)) return exact;
+    std::vector<double> want(exact.want.begin(), exact.want.end());
+    for (double& x : want) x *= factor_;
+    exact.want = std::move(want);
+    return exact;
+  }
+
+ private:
+  int layers_;
+  double factor_;
+};
+
+// What is said of zeros where a model makes such numbers in `small` layers, as it does in `due`.
+std::vector<std::string> said_of_zeros(int small, double factor, int due, RunVerdict verdict) {
+  FakeModel model(DType::f16, [=](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (is_activation(p, small))
+      for (double& x : v) x *= factor;
+  });
+  SmallOracle oracle(due, factor);
+  Result result = judged(fake_run(model, DType::f16), oracle);
+  EXPECT_EQ(result.verdict, verdict) << result.story;
+  std::erase_if(result.notes, [](const std::string& note) {
+    return note.find(" 0 in every element") == std::string::npos;
+  });
+  return result.notes;
+}
+
+// Products with zeros are right whatever the weights of mlp.down are.
+TEST(Underflow, OfAWholeTensorIsRightAndSaidToLeaveWhatMultipliesItUntested) {
+  using Notes = std::vector<std::string>;
+  constexpr RunVerdict kClean = RunVerdict::clean;
+  EXPECT_EQ(said_of_zeros(1, 1e-12, 1, kClean),
+            Notes{"layer 0 mlp.act is 0 in every element: nothing that multiplies it was tested"});
+  EXPECT_EQ(said_of_zeros(2, 1e-12, 2, kClean),
+            Notes{"layer 0 mlp.act is 0 in every element, as in 1 more layer: nothing that "
+                  "multiplies it was tested"});
+  EXPECT_EQ(said_of_zeros(1, 1e-7, 1, kClean), Notes{}) << "some elements are above 0";
+  EXPECT_EQ(said_of_zeros(0, 1, 0, kClean), Notes{});
+  EXPECT_EQ(said_of_zeros(1, 1e-12, 0, RunVerdict::diverged), Notes{}) << "a finding says it";
 }
 
 }  // namespace

@@ -419,6 +419,12 @@ TEST(Lockstep, BenchNamesTheShapesThatItHas) {
   expect_has(trouble_of("bench --threads two"), "found \"two\"");
 }
 
+// Ranks serve random weights: the figures would be none of that checkpoint's.
+TEST(Lockstep, BenchOverRanksTakesNoCheckpoint) {
+  expect_has(trouble_of("bench --tp 2 --model " + data_path("bard-qwen3")),
+             "--model excludes --tp");
+}
+
 TEST(Lockstep, SaysThatStdoutIsFull) {
   expect_has(trouble_of("points >/dev/full"), "cannot be written to stdout: No space left");
 }
