@@ -196,10 +196,17 @@ at::Tensor rounded_sums(const at::Tensor& p, const at::Tensor& v) {
   return at::stack(heads);
 }
 
+// The weights that a rounding of fp16 is a share of u of: those under 2^-14, its least normal
+// number, are rounded as that one is, but none by more than itself.
+at::Tensor as_rounded(const at::Tensor& p) {
+  return p.maximum((p / unit_roundoff(DType::f16)).clamp_max(0x1p-14));
+}
+
 // The part of Exact that follows from the weights: w and v broadcast like the arguments of matmul,
 // [.., rows, keys] and [.., keys, dim].
 Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
-                const at::Tensor& v_squared, RoundingContract contract) {
+                const at::Tensor& v_squared, const AttentionCall& call) {
+  const RoundingContract contract = call.contract;
   Attended result;
   const at::Tensor p_squared = w.p.square();
   result.out = at::matmul(w.p, v);
@@ -211,6 +218,8 @@ Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
   // zero where all v are equal.
   result.spread_squares =
       (result.weighted_squares - 2 * o * at::matmul(p_squared, v) + o.square() * sum).clamp_min(0);
+  if (rounds_weights(contract) && call.dtype == DType::f16)
+    result.weighted_squares = at::matmul(as_rounded(w.p).square(), v_squared);
   const auto add = [&](const at::Tensor& ties, const at::Tensor& squares) {
     result.ties = result.ties.defined() ? result.ties + ties : ties;
     result.tie_squares = result.tie_squares.defined() ? result.tie_squares + squares : squares;
@@ -255,7 +264,7 @@ Attended attend_one(const at::Tensor& q, const KeysWithSizes& seen, const Attent
     return {.out = at::matmul(weights_of(raw, {}, {}, q.size(-1), call).p, seen.v)};
   const at::Tensor sizes = at::bmm(q.abs(), seen.k_size.transpose(1, 2));
   const Weights w = weights_of(raw, sizes, {}, q.size(-1), call);
-  Attended result = attend(w, seen.v, seen.v_size, seen.v_squared, call.contract);
+  Attended result = attend(w, seen.v, seen.v_size, seen.v_squared, call);
   result.score = sizes.amax(-1) * scale_of(q.size(-1), call.contract);
   result.spread = at::empty_like(result.out);
   if (q.is_cpu())
@@ -288,7 +297,7 @@ Attended attend_masked(const at::Tensor& q, const KeysWithSizes& part, const at:
   const at::Tensor by_head = w.p;
   for (at::Tensor* x : {&w.p, &w.moved, &w.moved_squares, &w.step, &w.step_squares})
     if (x->defined()) *x = x->flatten(1, 2);
-  Attended result = attend(w, part.v, part.v_size, part.v_squared, call.contract);
+  Attended result = attend(w, part.v, part.v_size, part.v_squared, call);
   if (q.is_cpu()) {
     result.spread = at::empty_like(result.out);
     sum_spread(w.p, part.v, result.out, result.spread);

@@ -226,9 +226,15 @@ Exact exact_merge(const at::Tensor& partial, const at::Tensor& lse, RoundingCont
                    furthest = sizes.amax(1);
   const at::Tensor ds = (std::sqrt(width) * u * score + 4 * u).unsqueeze(-1);
   const at::Tensor es = ((walk_of(width) + 1) * u * score + 4 * u).unsqueeze(-1);
-  exact.spread = held_numbers((p * sizes).sum(1).minimum(furthest / (2 * kLambda * ds)));
+  // Kernels that do not divide by the sum of the weights, but take its logarithm from each, round
+  // that: the whole mean is off as a share is, by up to 2^-12, of a logarithm of 4096.
+  constexpr double kMostInCommon = 0x1p-12;
+  const at::Tensor size = out.abs(), most_in_common = kMostInCommon * size;
+  exact.spread = held_numbers((p * sizes).sum(1).minimum(furthest / (2 * kLambda * ds)) +
+                              size.minimum(most_in_common / (2 * kLambda * ds)));
   exact.spread_squares =
-      held_numbers((p * sizes).square().sum(1).minimum((furthest / es).square()));
+      held_numbers((p * sizes).square().sum(1).minimum((furthest / es).square()) +
+                   size.minimum(most_in_common / es).square());
   if (rounds_weights(contract))
     exact.overlap = held_numbers(at::zeros(score.sizes(), score.options()));
   exact.row_terms = std::vector<double>(static_cast<size_t>(partial.size(0)),

@@ -201,7 +201,7 @@ std::vector<std::string> Contracts::divided() const {
       std::vector<int> stricter, others;
       for (const auto& [layer, fits] : of.by_layer)
         if (of.fits_any(fits)) (fits.fits(c) ? stricter : others).push_back(layer);
-      if (stricter.size() != others.size()) continue;
+      if (stricter.empty() || stricter.size() != others.size()) continue;
       const std::string_view name = of.point->name;
       const char *wide = name_of(of.candidates[of.chosen]), *strict = name_of(of.candidates[c]);
       all.push_back(fmt::format(

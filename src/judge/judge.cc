@@ -387,7 +387,8 @@ Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
              ReferenceModel* rounded, JudgeOptions options)
     : state_(std::make_unique<State>(without_unseen_shares(manifest, options), oracle, exact,
                                      rounded, std::move(options))) {
-  if (!manifest.selection.empty()) return;  // whose shares may be left out on purpose
+  // Shares may be left out on purpose, and a graph that was made up promises none.
+  if (!manifest.selection.empty() || !manifest.graph_known) return;
   const Graph& judged = state_->manifest.graph;
   for (const Place& place : manifest.graph.places())
     if (!judged.has(place)) state_->unseen_shares.insert(place.point->order());

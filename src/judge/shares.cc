@@ -187,11 +187,15 @@ bool explain(const NodeOutcome& merge, const std::vector<Place>& unjudged, NodeO
 void hold_to_merge(const NodeOutcome& merge, RoundingContract strictest,
                    const std::vector<Place>& suspects, NodeOutcomes& outcomes) {
   const bool is_exact = strictest == RoundingContract::fused && may_round_so(outcomes.front());
-  if (!is_wrong(merge) || (is_exact && suspects.empty())) return;
+  // How often terms that cancel turn the last rounding is not known so well.
+  const bool is_over_budget = is_wrong(merge) && !merge.wrong.empty();
+  if (!is_over_budget || (is_exact && suspects.empty())) return;
   for (NodeOutcome& outcome : outcomes) {
     if (outcome.is_finding()) continue;
     take_numbers(merge, outcome);
     outcome.finding.rule = kMergedWrong;
+    if (!suspects.empty())
+      outcome.finding.rule += "; or these are, which only a contract of more roundings clears";
     outcome.finding.region = suspects;
   }
 }

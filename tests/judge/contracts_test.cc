@@ -150,6 +150,10 @@ TEST(OfShares, IsDividedWhereAsManyLayersFitAStricterOne) {
   EXPECT_TRUE(divided.front().starts_with(
       "attn.partial rounds as fused in layers 1, and as hf in layers 2: "))
       << divided.front();
+  Contracts wrong({});
+  add(wrong, kPartial, {kNeither, kNeither});
+  wrong.decide();
+  EXPECT_TRUE(wrong.divided().empty());
 }
 
 TEST(OfShares, IsNoLooserThanThatOfTheirPartialResults) {

@@ -287,8 +287,11 @@ TEST_P(Shares, WithoutAKeyWeighNothing) {
   for (int64_t i = 0; i < heads * dim; ++i) EXPECT_EQ(nothing.want[static_cast<size_t>(i)], 0);
 }
 
+// The most that all weights of a merge may be off together, as a share of its result.
+constexpr double kMostInCommon = 0x1p-12;
+
 // Logarithms so large that fp32 tells nothing of the weights: any of the shares may be the result,
-// and nothing beyond them.
+// and nothing beyond them, but for what the weights may be off together.
 TEST_P(Shares, MergedByUnknownWeightsComeToWhatLiesAmongThem) {
   const Tensor partial = f64_of(evaluate(point("attn.partial")));
   const Tensor lse = f64_of(evaluate(point("attn.lse")));
@@ -306,9 +309,35 @@ TEST_P(Shares, MergedByUnknownWeightsComeToWhatLiesAmongThem) {
       const double value = partial.as<double>()[of_share * dim + static_cast<int64_t>(i) % dim];
       furthest = std::max(furthest, std::fabs(value - exact.want[i]));
     }
-    EXPECT_LE(budget.limit[i], furthest * 1.001 + 1e-5);
+    EXPECT_LE(budget.limit[i], furthest * 1.001 + 1e-5 + kMostInCommon * std::fabs(exact.want[i]));
     EXPECT_LE(budget.variance[i], furthest * furthest * 1.001 + exact.want[i] * exact.want[i]);
   }
+}
+
+// Merged by weights e^(L_s - L), L the logarithm of their sum in fp32, as FlashAttention merges.
+TEST_P(Shares, MayBeMergedByTheRoundedLogarithmOfTheSumOfTheirWeights) {
+  const Tensor partial = f64_of(evaluate(point("attn.partial")));
+  const Tensor lse = f64_of(evaluate(point("attn.lse")));
+  for (int64_t i = 0; i < lse.view().count(); ++i)
+    lse.as<double>()[i] = static_cast<float>(lse.as<double>()[i] + 2000);
+  const Exact exact = merged(partial, lse);
+  const Budget budget = budget_of(OpKind::attention, exact, DType::f32);
+  const int64_t shares = lse.view().shape[1], heads = lse.view().shape[2];
+  const int64_t dim = partial.view().shape[3];
+  double most_off = 0;  // by the size of the result
+  for (size_t i = 0; i < exact.want.size(); ++i) {
+    const int64_t place = static_cast<int64_t>(i) / dim, first = place / heads * shares * heads;
+    const auto at = [&](int64_t s) { return first + s * heads + place % heads; };
+    double sum = 0, out = 0;
+    for (int64_t s = 0; s < shares; ++s) sum += std::exp(lse.as<double>()[at(s)] - 2000);
+    const auto of_sum = static_cast<float>(2000 + std::log(sum));
+    for (int64_t s = 0; s < shares; ++s)
+      out += std::exp(static_cast<float>(lse.as<double>()[at(s)]) - of_sum) *
+             partial.as<double>()[at(s) * dim + static_cast<int64_t>(i) % dim];
+    EXPECT_LE(std::fabs(out - exact.want[i]), budget.limit[i]);
+    most_off = std::max(most_off, std::fabs(out / exact.want[i] - 1));
+  }
+  EXPECT_GT(most_off, 1e-5) << "which is 84 roundings of fp32";
 }
 
 TEST_P(Shares, KeepWhatIsNoNumberToThemselves) {
