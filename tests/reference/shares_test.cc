@@ -287,6 +287,44 @@ TEST_P(Shares, WithoutAKeyWeighNothing) {
   for (int64_t i = 0; i < heads * dim; ++i) EXPECT_EQ(nothing.want[static_cast<size_t>(i)], 0);
 }
 
+// Weights of fp16 under its least normal number, 2^-14, are rounded to multiples of 2^-24: beside
+// one key that has nearly all the weight, and adds nothing, such errors are all that there is.
+TEST_P(Shares, OfSmallWeightsOfFp16HaveTheirRoundings) {
+  const ModelConfig& c = checkpoint_->config();
+  const int64_t dim = c.head_dim, of_key = c.kv_heads * dim;
+  const auto root = std::sqrt(static_cast<float>(dim));
+  for (int64_t i = 0; i < q_.view().count(); ++i) q_.as<float>()[i] = 1;
+  // Scores of 12 and, of the others, about 0.
+  for (int64_t i = 0; i < k_.view().count(); ++i) k_.as<float>()[i] *= 0.1F;
+  for (int64_t i = 0; i < of_key; ++i) k_.as<float>()[i] = 12 / root, v_.as<float>()[i] = 0;
+  const auto oracle = open_reference().oracle(*checkpoint_, {.dtype = DType::f16});
+  const Exact exact = oracle->evaluate({.place = {&point("attn.partial"), 0},
+                                        .dtype = DType::f16,
+                                        .contract = RoundingContract::hf,
+                                        .inputs = {q_},
+                                        .rows = rows_,
+                                        .keys_values = {k_, v_},
+                                        .shares = std::vector<int64_t>{0, 22}});
+  const Budget budget = budget_of(OpKind::partial_attention, exact, DType::f32, {}, DType::f16);
+  double most_off = 0;  // as a share of a limit
+  for (size_t i = 0; i < exact.want.size(); ++i) {
+    const auto place = static_cast<int64_t>(i) / dim, d = static_cast<int64_t>(i) % dim;
+    const int64_t kv = place % c.heads / (c.heads / c.kv_heads);
+    double sum = 0, out = 0;
+    for (int64_t key = 0; key <= positions_[static_cast<size_t>(place / c.heads)]; ++key) {
+      double score = 0;
+      for (int64_t j = 0; j < dim; ++j) score += value_at(k_, key * of_key + kv * dim + j);
+      const double power = std::exp(score / root - 12);
+      sum += power;
+      out += round_to(power, DType::f16) * value_at(v_, key * of_key + kv * dim + d);
+    }
+    const double off = std::fabs(out / sum - exact.want[i]) / budget.limit[i];
+    EXPECT_LE(off, 1) << i;
+    most_off = std::max(most_off, off);
+  }
+  EXPECT_GT(most_off, 0.05) << "else nothing of it shows";
+}
+
 // The most that all weights of a merge may be off together, as a share of its result.
 constexpr double kMostInCommon = 0x1p-12;
 
