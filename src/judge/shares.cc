@@ -194,8 +194,7 @@ void hold_to_merge(const NodeOutcome& merge, RoundingContract strictest,
     if (outcome.is_finding()) continue;
     take_numbers(merge, outcome);
     outcome.finding.rule = kMergedWrong;
-    if (!suspects.empty())
-      outcome.finding.rule += "; or these are, which only a contract of more roundings clears";
+    if (!suspects.empty()) outcome.finding.rule += "; or these are, which no verdict clears";
     outcome.finding.region = suspects;
   }
 }
