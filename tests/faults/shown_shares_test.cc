@@ -71,6 +71,7 @@ struct Changes {
   const char* page_size = "8";  // null: it is not declared
   RowsToJudge rows = {};
   const char* rounding = nullptr;  // that is declared of all three; null: none is
+  bool graph_known = true;         // false: the trace has none of its own
 };
 
 Result judged_after(const Changes& changes) {
@@ -82,6 +83,7 @@ Result judged_after(const Changes& changes) {
   if (changes.page_size != nullptr) provenance.emplace("page_size", changes.page_size);
   const Manifest manifest{.provenance = provenance,
                           .graph = qwen_graph_of(bard().config(), false, /*in_shares=*/true),
+                          .graph_known = changes.graph_known,
                           .dtype = DType::bf16,
                           .level = TraceLevel::full};
   JudgeOptions judging{.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
@@ -303,7 +305,10 @@ TEST(ShownShares, TellNoMergeWhereOneOfTheTwoIsNeverShown) {
     const Result right = judged_after({.never_shown = {hidden}});
     EXPECT_TRUE(right.findings.empty()) << right.story;
     const std::string note = std::string("no pass has ") + hidden;
-    EXPECT_EQ(std::ranges::count_if(right.notes, [&](auto& n) { return n.starts_with(note); }), 1);
+    const auto says_so = [&](const std::string& text) { return text.starts_with(note); };
+    EXPECT_EQ(std::ranges::count_if(right.notes, says_so), 1);
+    const Result bare = judged_after({.never_shown = {hidden}, .graph_known = false});
+    EXPECT_TRUE(std::ranges::none_of(bare.notes, says_so)) << "of a graph that promised nothing";
     const Result wrong = judged_after(
         {.change = [](RecordedTensor& tensor) { halve(tensor, kOut); }, .never_shown = {hidden}});
     EXPECT_EQ(wrong_points(wrong), (Points{"attn.out"})) << wrong.story;
