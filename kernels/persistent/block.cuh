@@ -18,7 +18,7 @@ struct Room {
 
   __host__ __device__ Room(const Step& a, int dim, int group) {
     const int ring_slots = a.ring_slots, rows = a.rows, hidden = a.hidden;
-    pitch = 2 * a.widest + 64;  // rows of the input lie in different banks
+    pitch = 2 * a.input_columns + 64;  // rows of the input lie in different banks
     int at = ring_slots * kSlotBytes;
     const auto take = [&at](int bytes) {
       const int begin = at;
@@ -228,7 +228,8 @@ struct Block {
     }
   }
 
-  // This warp's share of the sums of a tile of any width, whose octets the ring has part by part.
+  // This warp's share of the sums of a tile over the `width` columns that the input has of it, the
+  // first of which begins a slot. The ring has the octets slot by slot.
   __device__ void add_tile(float (&sum)[2][4], int octets, int width) {
 #pragma unroll 1
     for (int begin = 0; begin < width; begin += kSlotColumns) {

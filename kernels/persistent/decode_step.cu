@@ -100,20 +100,38 @@ class Computer {
     return number_in(await_word(b.word(s.row, place), b.tags.of(source), b.watch, source));
   }
 
-  // The input of the products of a list.
-  __device__ void make_input(int width) {
+  // The input of the products of a list: its columns from `first` on.
+  __device__ void make_input(int first, int columns) {
     const int source = part_ == Part::qkv || part_ == Part::head ? layer_ - 1 : layer_;
     const int place = part_ == Part::o         ? b.places.attention
                       : part_ == Part::gate_up ? b.places.attn_residual
                       : part_ == Part::down    ? b.places.act
                                                : b.places.mlp_residual;
     const float squares =
-        source < 0 ? b.gather_embedding() : b.gather(place, width, b.tags.of(source), source);
+        source < 0 ? b.gather_embedding()
+                   : b.gather(place + first, columns, b.tags.of(source), source);
     if (has_norm())
       b.normalise(squares, dealt_.first() == 0 ? norm_tap() : nullptr);
     else
       sync_computing();
-    mark(part_, 1);
+    if (first == 0) mark(part_, 1);
+  }
+  // Adds a tile's products over the input, which is made for the first tile and stays for the next
+  // ones, unless a block can hold only some of its columns: then it is made anew for each tile,
+  // piece by piece, each when all warps have read the one before.
+  __device__ void add_tile(float (&sums)[2][4], const List& list, int octets, bool is_first) {
+    const int piece = min(list.width, a.input_columns);
+    if (piece == list.width) {
+      if (is_first) make_input(0, piece);
+      return b.add_tile(sums, octets, piece);
+    }
+#pragma unroll 1
+    for (int first = 0; first < list.width; first += piece) {
+      if (first > 0) sync_computing();
+      const int columns = min(piece, list.width - first);
+      make_input(first, columns);
+      b.add_tile(sums, octets, columns);
+    }
   }
   // Taps of what all blocks compute are one block's.
   __device__ bf16* norm_tap() const {
@@ -232,17 +250,15 @@ inline __device__ void Computer<kDim, kGroup>::multiply(const List& list) {
     const Sum sum = sum_of(list, unit, octets);
     const float early = sum.mine ? early_of(sum) : 0;
     float sums[2][4] = {};
-    const bool held = list.width <= kSlotColumns;
-    Block::Held weights;
-    if (held)
+    if (list.width <= kSlotColumns) {
+      Block::Held weights;
       b.hold(weights, octets, list.width);
-    else
-      b.ring.await_full(octets, b.watch);
-    if (unit == begin) make_input(list.width);
-    if (held)
+      if (unit == begin) make_input(0, list.width);
       b.add_held(sums, weights, list.width);
-    else
-      b.add_tile(sums, octets, list.width);
+    } else {
+      b.ring.await_full(octets, b.watch);
+      add_tile(sums, list, octets, unit == begin);
+    }
     b.put_sums(sums);
     sync_computing();
     if (sum.mine) finish(sum, early);
@@ -358,7 +374,6 @@ void fill_sizes(Step& a, const DecodeStep& d) {
   a.page_size = static_cast<int>(cache.page_size());
   a.table_width = static_cast<int>(d.attention.page_table.shape[1]);
   a.entries = static_cast<int>(d.cos.rows());
-  a.widest = std::max({a.hidden, a.inner, static_cast<int>(d.heads * d.head_dim)});
   a.eps = d.eps;
   a.score_scale = static_cast<float>(1.4426950408889634 / std::sqrt(d.head_dim));
 }
@@ -398,25 +413,39 @@ struct StepDevice {
   int shared = number_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin, "cudaDeviceGetAttribute");
 };
 
+// Lets a block hold the whole input of each product where it has the shared memory, else as large a
+// piece of the widest as it has, never less than what is normalised; then as many slots as fit.
 template <int kDim, int kGroup>
-void launch(CUstream_st* stream, Step& a) {
+void share_memory(Step& a, int shared) {
   constexpr int kLeastSlots = 4, kMostSlots = 13;
-  const StepDevice& device = of_current_device<StepDevice>();
   const auto bytes = [&] { return Room(a, kDim, kGroup).bytes; };
-  a.ring_slots = kMostSlots;
-  while (a.ring_slots > kLeastSlots && bytes() > device.shared) --a.ring_slots;
-  check(bytes() <= device.shared,
+  const int widest = std::max({a.hidden, a.inner, a.heads * kDim});
+  a.ring_slots = kLeastSlots;
+  a.input_columns = widest;
+  for (int pieces = 2; bytes() > shared && widest / pieces >= a.hidden; ++pieces)
+    a.input_columns =
+        (widest + pieces * kSlotColumns - 1) / (pieces * kSlotColumns) * kSlotColumns;
+  check(bytes() <= shared,
         "decode_step takes {} bytes of shared memory for {} rows of {}, a block has {}: give it "
         "fewer rows, or use --executor ops",
-        bytes(), a.rows, a.widest, device.shared);
-  grant_shared<decode_step<kDim, kGroup>>(bytes());
+        bytes(), a.rows, a.hidden, shared);
+  while (a.ring_slots < kMostSlots && bytes() <= shared) ++a.ring_slots;
+  if (bytes() > shared) --a.ring_slots;
+}
+
+template <int kDim, int kGroup>
+void launch(CUstream_st* stream, Step& a) {
+  const StepDevice& device = of_current_device<StepDevice>();
+  share_memory<kDim, kGroup>(a, device.shared);
+  const int bytes = Room(a, kDim, kGroup).bytes;
+  grant_shared<decode_step<kDim, kGroup>>(bytes);
   cudaLaunchAttribute together = {};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = device.blocks;
   config.blockDim = kBlock;
-  config.dynamicSmemBytes = bytes();
+  config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &together;
   config.numAttrs = 1;

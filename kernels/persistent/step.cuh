@@ -56,7 +56,7 @@ struct Step {
   const float *cos, *sin;
   int64_t pool;  // slots of the cache
   int rows, layers, hidden, heads, kv_heads, inner, vocab, page_size, table_width, entries;
-  int widest;  // columns of the widest input of a product
+  int input_columns;  // of the input of a product, that a block holds at once
   int ring_slots;
   float eps, score_scale;  // score_scale: of exponents of 2
   Control* control;

@@ -18,6 +18,7 @@ constexpr Sizes kBard = {"bard", 192, 6, 2, 64, 576, 3, 512, true};
 constexpr Sizes kBard25 = {"bard 2.5", 192, 6, 2, 64, 576, 3, 512, false};
 constexpr Sizes k06B = {"Qwen3-0.6B", 1024, 16, 8, 128, 3072, 2, 4096, true};
 constexpr Sizes k05B = {"Qwen2.5-0.5B", 896, 14, 2, 64, 4864, 2, 4096, false};
+constexpr Sizes k17B = {"Qwen3-1.7B", 2048, 16, 8, 128, 6144, 1, 1024, true};
 constexpr Sizes k4B = {"Qwen3-4B", 2560, 32, 8, 128, 9728, 1, 1024, true};
 constexpr Sizes k8B = {"Qwen3-8B", 4096, 32, 8, 128, 12288, 1, 1024, true};
 
@@ -447,7 +448,15 @@ TEST_F(CudaDecodeStep, ComputesOneRowOfSmallModels) {
 }
 
 TEST_F(CudaDecodeStep, ComputesTheShapesThatItIsBuiltFor) {
-  for (const Sizes& sizes : {k06B, k05B, k4B, k8B}) expect_right(sizes, {131});
+  for (const Sizes& sizes : {k06B, k05B, k17B, k4B, k8B}) expect_right(sizes, {131});
+}
+
+// The act of eight rows of the larger models is more than the shared memory of a block.
+TEST_F(CudaDecodeStep, ComputesAsManyRowsOfEachShape) {
+  for (Sizes sizes : {k05B, k17B, k4B, k8B}) {
+    sizes.layers = 2, sizes.vocab = 512;
+    expect_right(sizes, {40, 7, 131, 1, 16, 17, 0, 0}, 2);
+  }
 }
 
 // One row of this shape is computed by clusters, with weights packed for them.
