@@ -107,9 +107,8 @@ class Computer {
                       : part_ == Part::gate_up ? b.places.attn_residual
                       : part_ == Part::down    ? b.places.act
                                                : b.places.mlp_residual;
-    const float squares =
-        source < 0 ? b.gather_embedding()
-                   : b.gather(place + first, columns, b.tags.of(source), source);
+    const float squares = source < 0 ? b.gather_embedding()
+                                     : b.gather(place + first, columns, b.tags.of(source), source);
     if (has_norm())
       b.normalise(squares, dealt_.first() == 0 ? norm_tap() : nullptr);
     else
@@ -121,15 +120,11 @@ class Computer {
   // piece by piece, each when all warps have read the one before.
   __device__ void add_tile(float (&sums)[2][4], const List& list, int octets, bool is_first) {
     const int piece = min(list.width, a.input_columns);
-    if (piece == list.width) {
-      if (is_first) make_input(0, piece);
-      return b.add_tile(sums, octets, piece);
-    }
 #pragma unroll 1
     for (int first = 0; first < list.width; first += piece) {
       if (first > 0) sync_computing();
       const int columns = min(piece, list.width - first);
-      make_input(first, columns);
+      if (is_first || piece < list.width) make_input(first, columns);
       b.add_tile(sums, octets, columns);
     }
   }
@@ -423,8 +418,7 @@ void share_memory(Step& a, int shared) {
   a.ring_slots = kLeastSlots;
   a.input_columns = widest;
   for (int pieces = 2; bytes() > shared && widest / pieces >= a.hidden; ++pieces)
-    a.input_columns =
-        (widest + pieces * kSlotColumns - 1) / (pieces * kSlotColumns) * kSlotColumns;
+    a.input_columns = (widest + pieces * kSlotColumns - 1) / (pieces * kSlotColumns) * kSlotColumns;
   check(bytes() <= shared,
         "decode_step takes {} bytes of shared memory for {} rows of {}, a block has {}: give it "
         "fewer rows, or use --executor ops",

@@ -117,11 +117,12 @@ void Judge::State::judge_pool(size_t index) {
 }
 
 // Judges all places of a point together that are under one contract, whatever the layer. None of
-// them shows alone what all of them do, so the first is named.
+// them shows alone what all of them do, so the first is named, unless only some have a gain that
+// they had too few rows to be asked for.
 void Judge::State::judge_point(const Point& point) {
   if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
-  const double scale = options.limit_scale;
-  std::map<RoundingContract, std::pair<Moments, size_t>> sums;  // with the first place
+  const DType dtype = op_judge.dtype_at({&point, -1});
+  std::map<RoundingContract, std::vector<std::pair<size_t, const Moments*>>> sums;  // by place
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
     if (!(*place.point == point)) continue;
@@ -129,26 +130,48 @@ void Judge::State::judge_point(const Point& point) {
     const RoundingContract contract =
         candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
     const PlacePool* pool = op_judge.pooled(place, contract);
-    if (pool) sums.try_emplace(contract, Moments{}, i).first->second.first.add(pool->sum());
+    if (pool) sums[contract].emplace_back(i, &pool->sum());
   }
-  for (const auto& [contract, sum] : sums) {
-    std::vector<Statistic> statistics =
-        sum.first.statistics(op_judge.dtype_at({&point, -1}), kPooledFalseAlarm);
+  for (const auto& [contract, of_places] : sums) {
+    Moments all, others;
+    std::vector<size_t> gaining;
+    for (const auto& [place, sum] : of_places) {
+      all.add(*sum);
+      if (sum->has_gain(dtype))
+        gaining.push_back(place);
+      else
+        others.add(*sum);
+    }
+    std::vector<Statistic> statistics = all.statistics(dtype, kPooledFalseAlarm);
     tighten(statistics, options.limits.of(point.op, manifest.dtype));
     drop_missing(statistics);
-    for (const Statistic& statistic : statistics) {
-      ledger.limit_ratio(statistic.limit_ratio());
-      if (statistic.passes(scale)) continue;
-      ledger.regrade_all(sum.second,
-                         {.verdict = Verdict::introduced,
-                          .statistic = statistic.kind,
-                          .value = statistic.value,
-                          .limit = statistic.limit * scale,
-                          .budgets = statistic.value / statistic.limit,
-                          .rule = "all layers and passes together: " + statistic.slice});
-      return;
-    }
+    if (others.has_gain(dtype)) gaining.clear();
+    if (blame(statistics, of_places.front().first, gaining)) return;
   }
+}
+
+// Enters the first of the statistics of all layers that is over its limit as a finding: a gain of
+// the places that have it, where only some do, else of the first place. Returns whether there is
+// one.
+bool Judge::State::blame(const std::vector<Statistic>& statistics, size_t first,
+                         const std::vector<size_t>& gaining) {
+  const double scale = options.limit_scale;
+  for (const Statistic& statistic : statistics) {
+    ledger.limit_ratio(statistic.limit_ratio());
+    if (statistic.passes(scale)) continue;
+    const bool of_some = statistic.kind == StatisticKind::gain && !gaining.empty();
+    for (const size_t place : of_some ? gaining : std::vector{first})
+      ledger.regrade_all(
+          place, {.verdict = Verdict::introduced,
+                  .statistic = statistic.kind,
+                  .value = statistic.value,
+                  .limit = statistic.limit * scale,
+                  .budgets = statistic.value / statistic.limit,
+                  .rule = fmt::format("all layers and passes together: {}{}", statistic.slice,
+                                      of_some ? ", and only those named here show it" : "")});
+    return true;
+  }
+  return false;
 }
 
 void Judge::State::judge_contracts() {

@@ -108,6 +108,8 @@ struct Judge::State {
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
   void judge_pool(size_t index);
   void judge_point(const Point& point);
+  bool blame(const std::vector<Statistic>& statistics, size_t first,
+             const std::vector<size_t>& gaining);
   void judge_contracts();
   void judge_choices();
   std::vector<std::string> not_covered() const;

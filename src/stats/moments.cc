@@ -58,9 +58,10 @@ double deviations_of(const Moments& m) {
   return m.cross_scatter > 0 ? std::fabs(m.cross) / std::sqrt(m.cross_scatter) : 0;
 }
 
-void add_gain(const Moments& m, DType dtype, std::vector<Statistic>& statistics) {
+void add_gain(const Moments& m, DType dtype, int64_t least_rows,
+              std::vector<Statistic>& statistics) {
   const bool clustered = dtype == DType::f32;
-  if (!(m.power > 0) || !(m.gain > 0) || (clustered && m.rows < kGainRows)) return;
+  if (!(m.power > 0) || !(m.gain > 0) || (clustered && m.rows < least_rows)) return;
   const double gain = m.cross / m.power;
   const double z = clustered ? student(m, gain) : deviations_of(m);
   const double deviations = z / (clustered ? kGainStudent : kGainDeviations);
@@ -153,8 +154,14 @@ std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
   std::vector<Statistic> statistics{{StatisticKind::rms_error, rms(), rms_limit(degrees(), tail),
                                      fmt::format("over {} elements", elements)}};
   if (dtype != DType::f32) statistics.push_back(misrounds_of(*this, tail));
-  add_gain(*this, dtype, statistics);
+  add_gain(*this, dtype, kGainRows, statistics);
   return statistics;
+}
+
+bool Moments::has_gain(DType dtype) const {
+  std::vector<Statistic> gains;
+  add_gain(*this, dtype, kFewGainRows, gains);
+  return !gains.empty() && !gains.front().passes(1);
 }
 
 void drop_missing(std::vector<Statistic>& statistics) {

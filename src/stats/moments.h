@@ -34,6 +34,7 @@ inline constexpr int64_t kLeastSlice = 16;         // elements of a slice of T4
 inline constexpr double kGainDeviations = 8;       // T5 and T6, in standard deviations
 inline constexpr double kGainStudent = 6;          // T5 of fp32, in standard errors between rows
 inline constexpr int64_t kGainRows = 256;          // that fp32 needs for them
+inline constexpr int64_t kFewGainRows = 16;        // to tell which of several places has a gain
 
 // x with P(chi-square of n degrees > x) = tail. n >= 1, 0 < tail < 1.
 double chi_square_quantile(int64_t n, double tail);
@@ -121,6 +122,8 @@ struct Moments : Scatter {
   //       gains of a few 1e-6 in bf16. In fp32 the errors of a row are not independent: there z is
   //       t, clustered by rows, over at least 256 of them, limit 6.
   std::vector<Statistic> statistics(DType dtype, double tail) const;
+  // Whether T5 is over its limit, also of as few rows as alone are no ground for a finding.
+  bool has_gain(DType dtype) const;
   // T6: sum(delta/sqrt V) / sqrt N. Over kGainDeviations it is a notice and no finding (and not
   // even that in fp32 and for chains of ops, where delta is theory or due): a
   // truncation is one by T1 or T5 too, and what no other limit minds need not be a bug.

@@ -72,6 +72,7 @@ struct Changes {
   RowsToJudge rows = {};
   const char* rounding = nullptr;  // that is declared of all three; null: none is
   bool graph_known = true;         // false: the trace has none of its own
+  const char* layers = "1";        // that are judged
 };
 
 Result judged_after(const Changes& changes) {
@@ -86,7 +87,8 @@ Result judged_after(const Changes& changes) {
                           .graph_known = changes.graph_known,
                           .dtype = DType::bf16,
                           .level = TraceLevel::full};
-  JudgeOptions judging{.selection = Selection("attn.lse,attn.partial,attn.out", "1", "", ""),
+  const char* points = "attn.lse,attn.partial,attn.out";
+  JudgeOptions judging{.selection = Selection(points, changes.layers, "", ""),
                        .rows = changes.rows,
                        .recorded = [&](const Place& at) { return is_shown(at.point->name); }};
   if (changes.rounding != nullptr)
@@ -410,6 +412,32 @@ TEST(ShownShares, LookLikeLogarithmsToAnotherBase) {
   }});
   EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
   EXPECT_EQ(looks_of(result, kLse), "to the base 2");
+}
+
+// A layer has too few rows for a gain of its own, all layers together have enough.
+TEST(ShownShares, HaveAGainInTheLayersThatHaveIt) {
+  const auto first_with = [](std::set<int> larger) {
+    const Result result = judged_after(
+        {.change =
+             [&](RecordedTensor& t) {
+               if (*t.point != *kPartial.point || !larger.contains(t.layer)) return;
+               const RecordedTensor was = t;
+               change_each(t, [&](int64_t i) { return was.data.as<float>()[i] * 1.001f; });
+             },
+         .never_shown = {"attn.out"},
+         .rounding = "hf",
+         .layers = ""});
+    std::set<int> found;
+    for (const Finding& finding : result.findings) {
+      EXPECT_EQ(finding.statistic, StatisticKind::gain) << result.story;
+      EXPECT_TRUE(finding.rule.starts_with("all layers and passes together")) << finding.rule;
+      found.insert(finding.node.place.layer);
+    }
+    return found;
+  };
+  EXPECT_EQ(first_with({2}), std::set<int>({2}));
+  EXPECT_EQ(first_with({1, 3}), std::set<int>({1, 3}));
+  EXPECT_TRUE(first_with({}).empty());
 }
 
 TEST(ShownShares, LookLikeThoseOfAnotherShare) {

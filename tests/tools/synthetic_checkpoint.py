@@ -24,6 +24,8 @@ OUTLIERS = 6     # channels of the stream
 # hidden, layers, heads, K/V heads, head_dim, intermediate, vocabulary, tied
 SHAPES = {
     "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151936, True),
+    "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936, True),
+    "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936, True),
     "qwen2.5-0.5b": (896, 24, 14, 2, 64, 4864, 151936, True),
     "qwen3-8b": (4096, 36, 32, 8, 128, 12288, 151936, False),
 }
