@@ -101,6 +101,11 @@ std::string inconclusive_story(const Result& result, const Inconclusive& inconcl
         "Nothing was judged: the {} nodes of the selection are not seen, but judged with those "
         "that read them, which the notes name: select these",
         result.hidden);
+  if (result.expected == 0 && result.scope.requests > 0)
+    return fmt::format(
+        "Nothing was judged: no pass has any of {}, so widen the selection (`lockstep points` says "
+        "what is where)",
+        result.scope.selection.empty() ? "the places of the model" : result.scope.selection);
   if (result.expected == 0)
     return "Nothing was judged: 0 nodes were expected, so widen the selection or give a trace with "
            "passes";
