@@ -70,10 +70,14 @@ struct Ring {
     phase ^= 1;
   }
 
-  // For a warp that computes: waits until the next `count` slots, at most 32, are full (each
-  // lane: what a copy wrote is there for who saw it end); frees them.
+  // For a warp that computes: waits until the next one or two slots are full (each lane: what a
+  // copy wrote is there for who saw it end); frees them. A barrier takes 200 cycles to say that
+  // there is nothing to wait for, so that both are asked before either answer is looked at.
   __device__ void await_full(int count, const Watch& watch) const {
-    for (int i = 0; i < count; ++i) barrier_wait(full + 8 * index(i), parity(i), watch);
+    const bool first = barrier_passed(full + 8 * index(0), parity(0));
+    const bool second = count < 2 || barrier_passed(full + 8 * index(1), parity(1));
+    if (!first) barrier_wait(full + 8 * index(0), parity(0), watch);
+    if (!second) barrier_wait(full + 8 * index(1), parity(1), watch);
   }
   __device__ void release(int count) {
     __syncwarp();
