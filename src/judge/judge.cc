@@ -326,6 +326,7 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
     if (share != wrong_shares.end() && share->second >= 0) {
       outcome.verdict = Verdict::propagated;
       outcome.ancestor = share->second;
+      excused.insert(outcome.place);
       return;
     }
     const auto found = of_hidden.find({index_of(hidden), outcome.request});
@@ -335,6 +336,7 @@ void Judge::State::lead_back(NodeOutcome& outcome, const std::vector<Place>& reg
     outcome.verdict = Verdict::confounded;
     outcome.ancestor = found->second.finding;
     led_back.insert(outcome.place);
+    excused.insert(outcome.place);
     return;
   }
 }

@@ -83,7 +83,8 @@ void Judge::State::judge_choices() {
   }
 }
 
-// Judges the nodes of a place together, for what no single node shows.
+// Judges the nodes of a place together, for what no single node shows. Not where some have errors
+// that others brought: together these would be an error of the place itself.
 void Judge::State::judge_pool(size_t index) {
   const Place& place = ledger.places()[index];
   const double scale = options.limit_scale;
@@ -91,7 +92,7 @@ void Judge::State::judge_pool(size_t index) {
   const RoundingContract contract =
       candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
   const PlacePool* pool = op_judge.pooled(place, contract);
-  if (!pool || is_mutant(Mutant::no_pooling)) return;
+  if (!pool || is_mutant(Mutant::no_pooling) || excused.contains(static_cast<int>(index))) return;
   std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
   for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
   for (const Statistic& statistic : statistics) {
@@ -125,7 +126,7 @@ void Judge::State::judge_point(const Point& point) {
   std::map<RoundingContract, std::vector<std::pair<size_t, const Moments*>>> sums;  // by place
   for (size_t i = 0; i < ledger.places().size(); ++i) {
     const Place& place = ledger.places()[i];
-    if (!(*place.point == point)) continue;
+    if (!(*place.point == point) || excused.contains(static_cast<int>(i))) continue;
     const std::vector<RoundingContract> candidates = op_judge.candidates(place);
     const RoundingContract contract =
         candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);

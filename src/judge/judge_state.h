@@ -163,6 +163,7 @@ struct Judge::State {
   // By the same: the findings of shares in the pass that is settled; -1: none.
   std::map<std::pair<int, int32_t>, int> wrong_shares;
   std::set<int> led_back;                 // places whose errors may be those before them
+  std::set<int> excused;                  // those, and places whose errors are those before them
   std::set<int> wrong_by_itself;          // places that are, in a node at least
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known

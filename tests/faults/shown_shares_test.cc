@@ -414,6 +414,27 @@ TEST(ShownShares, LookLikeLogarithmsToAnotherBase) {
   EXPECT_EQ(looks_of(result, kLse), "to the base 2");
 }
 
+// Where K and V are hidden, a wrong logarithm beside a wrong partial result may come of them too:
+// all logarithms together say no more.
+TEST(ShownShares, ThatAreExcusedOneByOneAreNotWrongTogether) {
+  for (const size_t wrong_pass : {size_t{0}, right_passes(3).size() - 1}) {
+    size_t partials = 0, lses = 0;  // so far
+    const Result result = judged_after(
+        {.change =
+             [&](RecordedTensor& t) {
+               const RecordedTensor was = t;
+               if (is_at(t, kPartial) && partials++ == wrong_pass)
+                 change_each(t, [&](int64_t i) { return was.data.as<float>()[i] * 1.01f; });
+               if (is_at(t, kLse) && lses++ == wrong_pass)
+                 change_each(t, [&](int64_t i) { return was.data.as<float>()[i] + 0.01f; });
+             },
+         .never_shown = {"attn.kv"}});
+    EXPECT_EQ(wrong_points(result), Points({"attn.partial"})) << result.story;
+    EXPECT_NE(result.story.find("attn.partial introduces the first"), std::string::npos)
+        << result.story;
+  }
+}
+
 // A layer has too few rows for a gain of its own, all layers together have enough.
 TEST(ShownShares, HaveAGainInTheLayersThatHaveIt) {
   const auto first_with = [](std::set<int> larger) {
