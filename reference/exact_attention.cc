@@ -197,9 +197,21 @@ at::Tensor rounded_sums(const at::Tensor& p, const at::Tensor& v) {
 }
 
 // The weights that a rounding of fp16 is a share of u of: those under 2^-14, its least normal
-// number, are rounded as that one is, but none by more than itself.
+// number, are rounded as that one is, but none by more than itself. Twice that, since weights of
+// one or two of its least numbers are often alike, and then all off by half of one.
 at::Tensor as_rounded(const at::Tensor& p) {
-  return p.maximum((p / unit_roundoff(DType::f16)).clamp_max(0x1p-14));
+  return p.maximum((p / unit_roundoff(DType::f16)).clamp_max(0x1p-13));
+}
+
+// sum p^2 v^2 where roundings of weights are independent. Weights that are all nearly equal, from
+// scores that scatter by less than 2^-6, are all rounded by the same share of themselves, up to u,
+// and o is off by that share: as if these squares came to 4 o^2, of whose roundings 1/4 is the
+// variance (src/judge/ops/attention.cc).
+at::Tensor squares_of_alike(const at::Tensor& p, const at::Tensor& o, const at::Tensor& squares) {
+  const auto sum = [](const at::Tensor& x) { return x.sum(-1, /*keepdim=*/true); };
+  const at::Tensor keys = sum(p > 0), even = sum(p).square() / keys.clamp_min(1);
+  const at::Tensor alike = (keys > 1) & (sum(p.square()) <= (1 + 0x1p-12) * even);
+  return squares.maximum(4 * o.square() * alike);
 }
 
 // The part of Exact that follows from the weights: w and v broadcast like the arguments of matmul,
@@ -220,6 +232,8 @@ Attended attend(const Weights& w, const at::Tensor& v, const at::Tensor& v_size,
       (result.weighted_squares - 2 * o * at::matmul(p_squared, v) + o.square() * sum).clamp_min(0);
   if (rounds_weights(contract) && call.dtype == DType::f16)
     result.weighted_squares = at::matmul(as_rounded(w.p).square(), v_squared);
+  if (rounds_weights(contract))
+    result.weighted_squares = squares_of_alike(w.p, o, result.weighted_squares);
   const auto add = [&](const at::Tensor& ties, const at::Tensor& squares) {
     result.ties = result.ties.defined() ? result.ties + ties : ties;
     result.tie_squares = result.tie_squares.defined() ? result.tie_squares + squares : squares;

@@ -330,6 +330,40 @@ constexpr double kMostInCommon = 0x1p-12;
 
 // Logarithms so large that fp32 tells nothing of the weights: any of the shares may be the result,
 // and nothing beyond them, but for what the weights may be off together.
+// Weights that are all 1/n are rounded by one share of themselves, and the mean is off by it.
+TEST_P(Shares, OfEqualWeightsHaveOneRoundingOfAll) {
+  const ModelConfig& c = checkpoint_->config();
+  constexpr int32_t kPositions = 200;
+  std::fill_n(q_.as<float>(), q_.view().count(), 0.0F);
+  k_ = random({kPositions, c.kv_heads, c.head_dim});
+  v_ = random({kPositions, c.kv_heads, c.head_dim});
+  for (int64_t i = 0; i < v_.view().count(); ++i) v_.as<float>()[i] = 1 + v_.as<float>()[i] / 8;
+  double furthest = 0;
+  for (int32_t position = 30; position < kPositions; ++position) {
+    const std::vector<Row> rows = {{0, position}};
+    const auto seen = [&](const Tensor& x) { return x.view().slice(0, position + 1); };
+    const Exact exact = oracle_->evaluate({.place = {&point("attn.out"), 1},
+                                           .dtype = DType::bf16,
+                                           .contract = RoundingContract::hf,
+                                           .inputs = {q_.view().slice(0, 1)},
+                                           .rows = rows,
+                                           .keys_values = {seen(k_), seen(v_)}});
+    const Budget budget = budget_of(OpKind::attention, exact, DType::bf16);
+    const double weight = 1 / exact.row_terms[0];
+    double squares = 0;
+    for (size_t i = 0; i < exact.want.size(); ++i) {
+      const double mean = exact.want[i] * round_to(weight, DType::bf16) / weight;
+      const double error = std::fabs(round_to(mean, DType::bf16) - exact.want[i]);
+      EXPECT_LE(error, budget.limit[i]) << position;
+      squares += error * error / budget.variance[i];
+      furthest = std::max(furthest, error / std::fabs(exact.want[i]));
+      EXPECT_LT(budget.limit[i], 0x1p-4 * std::fabs(exact.want[i])) << "or anything is right";
+    }
+    EXPECT_LT(squares, static_cast<double>(exact.want.size())) << position;
+  }
+  EXPECT_GT(furthest, 0x1p-9) << "or nothing was tried";
+}
+
 TEST_P(Shares, MergedByUnknownWeightsComeToWhatLiesAmongThem) {
   const Tensor partial = f64_of(evaluate(point("attn.partial")));
   const Tensor lse = f64_of(evaluate(point("attn.lse")));
