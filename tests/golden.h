@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -57,5 +58,14 @@ class Golden {
   SafeTensors file_;
   std::string prefix_;
 };
+
+// fp32 against fp32 with another order of summation, of the rms of the op.
+inline constexpr double kGoldenLimit = 2e-5;
+
+inline double rms_of(const TensorView& tensor) {
+  double sum = 0;
+  for (int64_t i = 0; i < tensor.count(); ++i) sum += std::pow(value_at(tensor, i), 2);
+  return std::sqrt(sum / static_cast<double>(tensor.count()));
+}
 
 }  // namespace lockstep
