@@ -278,7 +278,8 @@ void Judge::State::note_regions() {
   for (const Point& p : kPoints) {
     std::set<std::string_view> hidden;  // points of all layers' regions
     for (const Place& place : ledger.places())
-      if (*place.point == p && !op_judge.hidden().covers(place))
+      if (*place.point == p && options.selection.has(p, place.layer) &&
+          !op_judge.hidden().covers(place))
         for (const Place& h : op_judge.hidden().region_of(place)) hidden.insert(h.point->name);
     if (hidden.empty()) continue;
     const auto width = op_judge.widened_by().find(p.order());

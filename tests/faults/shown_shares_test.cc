@@ -435,6 +435,17 @@ TEST(ShownShares, ThatAreExcusedOneByOneAreNotWrongTogether) {
   }
 }
 
+TEST(ShownShares, AreWithoutAWordOfRegionsThatNobodyJudged) {
+  const Result result = judged_after({.never_shown = {"attn.norm", "attn.kv"}});
+  const auto said_of = [&](std::string_view name) {
+    return std::ranges::count_if(result.notes, [&](const std::string& note) {
+      return note.starts_with(std::string(name) + " is judged together with");
+    });
+  };
+  EXPECT_EQ(said_of("attn.lse"), 1);
+  EXPECT_EQ(said_of("attn.v"), 0) << "it is not among what was asked for";
+}
+
 // A layer has too few rows for a gain of its own, all layers together have enough.
 TEST(ShownShares, HaveAGainInTheLayersThatHaveIt) {
   const auto first_with = [](std::set<int> larger) {
