@@ -143,6 +143,17 @@ constexpr const char* kMergedWrong =
 // Whether the merge itself made an error; a NaN may have come with the shares.
 bool is_wrong(const NodeOutcome& merge) { return merge.is_finding() && !merge.passes_on; }
 
+// Shares that nearly cancel leave a result whose spacing is finer than what their weights are off
+// by: how often that turns its last rounding is not known so well, so that a finding takes an
+// element that is over its budget, or another statistic.
+void forgive_turned_roundings(NodeOutcome& merge) {
+  if (!merge.is_finding() || !merge.wrong.empty() ||
+      merge.finding.statistic != StatisticKind::misrounds)
+    return;
+  merge.verdict = Verdict::rounding;
+  merge.finding = {};
+}
+
 // The comparison with the two models stays that of the attention.
 void take_numbers(const NodeOutcome& merge, NodeOutcome& outcome) {
   const ErrorSums sums = outcome.sums;
@@ -187,7 +198,6 @@ bool explain(const NodeOutcome& merge, const std::vector<Place>& unjudged, NodeO
 void hold_to_merge(const NodeOutcome& merge, RoundingContract strictest,
                    const std::vector<Place>& suspects, NodeOutcomes& outcomes) {
   const bool is_exact = strictest == RoundingContract::fused && may_round_so(outcomes.front());
-  // How often terms that cancel turn the last rounding is not known so well.
   const bool is_over_budget = is_wrong(merge) && !merge.wrong.empty();
   if (!is_over_budget || (is_exact && suspects.empty())) return;
   for (NodeOutcome& outcome : outcomes) {
@@ -210,6 +220,7 @@ std::optional<NodeOutcome> OpJudge::outcome_of_merge(const Place& place,
   Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
   add_rows(pass, node, group, merged);
   judge_under(RoundingContract::fused, place, shares, pass, group);
+  forgive_turned_roundings(merged.front());
   return merged.front();
 }
 
