@@ -13,7 +13,8 @@
 // roundoff: B + 0.6 lambda T, V + T^2/4, of which T^2/4 sqrt(overlap) is shared. A rounding of p is
 // uniform within ulp(p)/2, its variance between u_d^2 p^2/12, under a power of two, and u_d^2
 // p^2/3, above one; .18 on average. Of p under the least normal number of fp16 ulp(p) is that of
-// this number: the oracle gives the sum of squares of p that are as large, 2^-14.
+// this number: the oracle gives the sum of squares of p that are as large as twice that, 2^-13. Of
+// p that are all nearly equal the roundings are one and the same, up to u_d o: it gives 4 o^2.
 //
 // partial_attention: the same over each share of the keys, and of its own sums. Its results are
 // fp32, so that no rounding of them hides those of p, and V has the largest variance that these may
