@@ -147,29 +147,30 @@ void Judge::State::judge_point(const Point& point) {
     tighten(statistics, options.limits.of(point.op, manifest.dtype));
     drop_missing(statistics);
     if (others.has_gain(dtype)) gaining.clear();
-    if (blame(statistics, of_places.front().first, gaining)) return;
+    const char* which =
+        gaining.size() < of_places.size() ? ", and only those named here show it" : "";
+    if (blame(statistics, of_places.front().first, gaining, which)) return;
   }
 }
 
 // Enters the first of the statistics of all layers that is over its limit as a finding: a gain of
-// the places that have it, where only some do, else of the first place. Returns whether there is
-// one.
+// the places that have it, where it is told which do, else of the first place. Returns whether
+// there is one. which: what is said of those places.
 bool Judge::State::blame(const std::vector<Statistic>& statistics, size_t first,
-                         const std::vector<size_t>& gaining) {
+                         const std::vector<size_t>& gaining, const char* which) {
   const double scale = options.limit_scale;
   for (const Statistic& statistic : statistics) {
     ledger.limit_ratio(statistic.limit_ratio());
     if (statistic.passes(scale)) continue;
     const bool of_some = statistic.kind == StatisticKind::gain && !gaining.empty();
     for (const size_t place : of_some ? gaining : std::vector{first})
-      ledger.regrade_all(
-          place, {.verdict = Verdict::introduced,
-                  .statistic = statistic.kind,
-                  .value = statistic.value,
-                  .limit = statistic.limit * scale,
-                  .budgets = statistic.value / statistic.limit,
-                  .rule = fmt::format("all layers and passes together: {}{}", statistic.slice,
-                                      of_some ? ", and only those named here show it" : "")});
+      ledger.regrade_all(place, {.verdict = Verdict::introduced,
+                                 .statistic = statistic.kind,
+                                 .value = statistic.value,
+                                 .limit = statistic.limit * scale,
+                                 .budgets = statistic.value / statistic.limit,
+                                 .rule = fmt::format("all layers and passes together: {}{}",
+                                                     statistic.slice, of_some ? which : "")});
     return true;
   }
   return false;

@@ -109,7 +109,7 @@ struct Judge::State {
   void judge_pool(size_t index);
   void judge_point(const Point& point);
   bool blame(const std::vector<Statistic>& statistics, size_t first,
-             const std::vector<size_t>& gaining);
+             const std::vector<size_t>& gaining, const char* which);
   void judge_contracts();
   void judge_choices();
   std::vector<std::string> not_covered() const;

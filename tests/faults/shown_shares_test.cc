@@ -575,12 +575,15 @@ TEST(ShownShares, HaveAGainInTheLayersThatHaveIt) {
     for (const Finding& finding : result.findings) {
       EXPECT_EQ(finding.statistic, StatisticKind::gain) << result.story;
       EXPECT_TRUE(finding.rule.starts_with("all layers and passes together")) << finding.rule;
+      EXPECT_EQ(finding.rule.ends_with(", and only those named here show it"), larger.size() < 6)
+          << finding.rule;
       found.insert(finding.node.place.layer);
     }
     return found;
   };
   EXPECT_EQ(first_with({2}), std::set<int>({2}));
   EXPECT_EQ(first_with({1, 3}), std::set<int>({1, 3}));
+  EXPECT_EQ(first_with({0, 1, 2, 3, 4, 5}), std::set<int>({0, 1, 2, 3, 4, 5}));
   EXPECT_TRUE(first_with({}).empty());
 }
 
