@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -171,6 +172,15 @@ bool has_numbers(const Finding& f) {
   return f.index.size() > 1 || (!f.index.empty() && f.statistic && !f.node.place.point->is_cache());
 }
 
+int digits_apart(double want, double got) {
+  constexpr int kUsual = 6, kMost = std::numeric_limits<double>::max_digits10;
+  int digits = kUsual;
+  const auto text = [&](double x) { return fmt::format("{:.{}g}", x, digits); };
+  if (want != got)
+    while (digits < kMost && text(want) == text(got)) ++digits;
+  return digits;
+}
+
 std::string where_it_begins(const Finding& first) {
   const std::string where = stretch_text(first);
   if (first.verdict == Verdict::introduced) return where + " introduces the first error";
@@ -237,7 +247,10 @@ std::string text_of(const Finding& f) {
   if (!f.index.empty()) text += fmt::format(", index [{}]", index_text(f));
   // Where the number of budgets says little, the size says how bad it is, however small.
   const bool many = f.budgets >= kUncountable;
-  if (has_numbers(f)) text += fmt::format(", want {:.6g}, got {:.6g}", f.want, f.got);
+  if (has_numbers(f)) {
+    const int digits = digits_apart(f.want, f.got);
+    text += fmt::format(", want {:.{}g}, got {:.{}g}", f.want, digits, f.got, digits);
+  }
   if (f.of_row >= 0.001 || (f.of_row > 0 && many))
     text += fmt::format(" ({:.2g} x the size of its row)", f.of_row);
   if (f.statistic && std::isfinite(f.budgets))

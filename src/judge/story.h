@@ -53,6 +53,8 @@ bool is_missing(const Finding& finding);
 bool passes_on(const Finding& finding);
 // Whether want and got are numbers of the tensor: of a row alone, of a cache, none were compared.
 bool has_numbers(const Finding& finding);
+// How many digits tell these numbers apart: six, or more of numbers that are nearer to each other.
+int digits_apart(double want, double got);
 // The first finding as the beginning of all that is wrong: "layer 3 attn.q_rope introduces the
 // first error".
 std::string where_it_begins(const Finding& first);

@@ -165,15 +165,17 @@ std::string size_text(const Finding& f) {
   return text;
 }
 
-std::string number_text(double x) {
+std::string number_text(double x, int digits) {
   if (std::isnan(x)) return "NaN";
-  return std::isinf(x) ? (x > 0 ? "Inf" : "-Inf") : fmt::format("{:.6g}", x);
+  return std::isinf(x) ? (x > 0 ? "Inf" : "-Inf") : fmt::format("{:.{}g}", x, digits);
 }
 
 std::string numbers_text(const Finding& f) {
   std::string text;
-  if (has_numbers(f))
-    text = fmt::format("want {}, got {}", number_text(f.want), number_text(f.got));
+  if (has_numbers(f)) {
+    const int digits = digits_apart(f.want, f.got);
+    text = fmt::format("want {}, got {}", number_text(f.want, digits), number_text(f.got, digits));
+  }
   const std::string size = size_text(f);
   return text + (text.empty() || size.empty() ? "" : "   ") + size;
 }

@@ -65,9 +65,10 @@ void add_gain(const Moments& m, DType dtype, int64_t least_rows,
   const double gain = m.cross / m.power;
   const double z = clustered ? student(m, gain) : deviations_of(m);
   const double deviations = z / (clustered ? kGainStudent : kGainDeviations);
-  statistics.push_back({StatisticKind::gain, std::min(std::fabs(gain) / m.gain, deviations), 1,
-                        fmt::format("everything is {:.3g} too {}, {:.3g} standard errors from 0",
-                                    std::fabs(gain), gain > 0 ? "large" : "small", z)});
+  statistics.push_back(
+      {StatisticKind::gain, std::min(std::fabs(gain) / m.gain, deviations), 1,
+       fmt::format("everything is {:.3g} of itself too {}, {:.3g} standard errors from 0",
+                   std::fabs(gain), gain > 0 ? "large" : "small", z)});
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "src/judge/judge.h"
 
+#include <cmath>
 #include <set>
 
+#include "src/judge/story.h"
 #include "src/weights/qwen_graph.h"
 #include "tests/judge/judge_fixture.h"
 
@@ -450,6 +452,22 @@ TEST_F(JudgeTest, AnIncompleteTraceIsInconclusiveAtBest) {
   EXPECT_EQ(exit_status(result), 2);
   const FakeRun bad = spoilt("mlp.up", 0, 0, [](std::vector<double>& v) { v[0] += 8; });
   EXPECT_EQ(judged(bad, true, {}, false).verdict, RunVerdict::diverged);
+}
+
+TEST(Story, ShowsAsManyDigitsAsTellNumbersApart) {
+  const auto said = [](double want, double got) {
+    return text_of(Finding{.node = {.place = {&point("mlp.up"), 0}},
+                           .verdict = Verdict::introduced,
+                           .index = {0, 0},
+                           .want = want,
+                           .got = got});
+  };
+  EXPECT_NE(said(0.5, -2).find("want 0.5, got -2"), std::string::npos) << said(0.5, -2);
+  const float third = 1.0F / 3, next = std::nextafter(third, 1.0F);
+  EXPECT_NE(said(third, next).find("want 0.3333333, got 0.3333334"), std::string::npos)
+      << said(third, next);
+  EXPECT_EQ(digits_apart(third, third), 6);
+  EXPECT_EQ(digits_apart(std::nan(""), 1), 6);
 }
 
 TEST_F(JudgeTest, NothingComparedIsTrouble) {
