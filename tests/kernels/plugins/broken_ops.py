@@ -2,6 +2,7 @@
 import ctypes
 import os
 import sys
+import time
 
 import torch
 
@@ -33,6 +34,7 @@ def argmax(out, logits):
 
 
 def top_k(out, logits):
+    time.sleep(0.5)  # until whoever called is waiting for the answer, and no signal would end it
     os.kill(os.getppid(), 2)  # as Ctrl-C does
     while True:
         pass
