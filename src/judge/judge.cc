@@ -244,8 +244,10 @@ void Judge::State::judge_place(size_t index, const JudgedPass& pass, Judged& jud
   const auto is_judged = [&](const Place& share) {
     return options.selection.has(*share.point, share.layer);
   };
-  if (!shares.empty() && std::ranges::all_of(shares, is_judged))
+  if (!shares.empty() && std::ranges::all_of(shares, is_judged)) {
     op_judge.judge_merge(place, shares, pass, all);
+    of_shares.insert(static_cast<int>(index));
+  }
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   const std::vector<Place> region = op_judge.hidden().region_of(place);
   const std::vector<Place> cached = manifest.graph.inputs_of({&point("attn.kv"), place.layer});

@@ -50,6 +50,12 @@ void note_zeros(const Graph& graph, Ledger& ledger) {
   }
 }
 
+// How often the last rounding of a merge turns is not known so well where its shares nearly cancel,
+// of many nodes no better than of one.
+void leave_out_misrounds(std::vector<Statistic>& statistics) {
+  std::erase_if(statistics, [](const Statistic& s) { return s.kind == StatisticKind::misrounds; });
+}
+
 }  // namespace
 
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
@@ -94,6 +100,7 @@ void Judge::State::judge_pool(size_t index) {
   const PlacePool* pool = op_judge.pooled(place, contract);
   if (!pool || is_mutant(Mutant::no_pooling) || excused.contains(static_cast<int>(index))) return;
   std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
+  if (of_shares.contains(static_cast<int>(index))) leave_out_misrounds(statistics);
   for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
   for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
@@ -146,6 +153,10 @@ void Judge::State::judge_point(const Point& point) {
     std::vector<Statistic> statistics = all.statistics(dtype, kPooledFalseAlarm);
     tighten(statistics, options.limits.of(point.op, manifest.dtype));
     drop_missing(statistics);
+    if (std::ranges::any_of(of_places, [this](const auto& of) {
+          return of_shares.contains(static_cast<int>(of.first));
+        }))
+      leave_out_misrounds(statistics);
     if (others.has_gain(dtype)) gaining.clear();
     const char* which =
         gaining.size() < of_places.size() ? ", and only those named here show it" : "";
@@ -188,9 +199,10 @@ void Judge::State::judge_contracts() {
     // Where what it reads is hidden, each rounding on the way may turn, which allows other errors.
     const bool wide =
         tried.says_nothing() || !op_judge.hidden().region_of(ledger.places()[i]).empty();
-    ledger.explain(i, fmt::format("{3} {0} (all {1} nodes tried): --rounding {2}={0}",
-                                  name_of(*other), tried.tried, ledger.places()[i].point->name,
-                                  wide ? kWithinWider : kRightAs));
+    const std::string all =
+        tried.tried == 1 ? "the one node" : fmt::format("all {} nodes", tried.tried);
+    ledger.explain(i, fmt::format("{3} {0} ({1} tried): --rounding {2}={0}", name_of(*other), all,
+                                  ledger.places()[i].point->name, wide ? kWithinWider : kRightAs));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)

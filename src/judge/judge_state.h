@@ -165,6 +165,7 @@ struct Judge::State {
   std::set<int> led_back;                 // places whose errors may be those before them
   std::set<int> excused;                  // those, and places whose errors are those before them
   std::set<int> wrong_by_itself;          // places that are, in a node at least
+  std::set<int> of_shares;                // attentions that were held to their merge
   bool undeclared = false;                // a point was tried under several contracts
   std::vector<Judged> waiting;            // passes that are settled when the contracts are known
   std::map<size_t, int64_t> overflowing;  // nodes, by place

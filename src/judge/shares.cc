@@ -204,7 +204,8 @@ void hold_to_merge(const NodeOutcome& merge, RoundingContract strictest,
     if (outcome.is_finding()) continue;
     take_numbers(merge, outcome);
     outcome.finding.rule = kMergedWrong;
-    if (!suspects.empty()) outcome.finding.rule += "; or these are, which no verdict clears";
+    if (!suspects.empty())
+      outcome.finding.rule += "; or one of the two is wrong, which no verdict clears";
     outcome.finding.region = suspects;
   }
 }
