@@ -52,7 +52,7 @@ double divergence(std::span<const double> exact, std::span<const double> got) {
     const double log_p = exact[i] - exact_norm;
     sum += std::exp(log_p) * (log_p - (got[i] - got_norm));
   }
-  return sum;
+  return std::max(sum, 0.0);  // but for rounding it is never less
 }
 
 // rms of (rounded - exact) over the largest of exact.

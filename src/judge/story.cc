@@ -148,8 +148,15 @@ std::string index_text(const Finding& f) {
 }  // namespace
 
 std::string budgets_text(double budgets) {
-  return budgets >= kUncountable && std::isfinite(budgets) ? "over 1e9"
-                                                           : fmt::format("{:.3g}", budgets);
+  return budgets >= kUncountable && std::isfinite(budgets) ? "over 1e9" : ratio_text(budgets);
+}
+
+std::string ratio_text(double ratio) {
+  for (int digits = 3;; ++digits) {
+    const std::string text = fmt::format("{:.{}g}", ratio, digits);
+    if (text != "1" || ratio == 1 || digits >= std::numeric_limits<double>::max_digits10)
+      return text;
+  }
 }
 
 std::string stretch_text(const Finding& f) {

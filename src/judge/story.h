@@ -53,6 +53,9 @@ bool is_missing(const Finding& finding);
 bool passes_on(const Finding& finding);
 // Whether want and got are numbers of the tensor: of a row alone, of a cache, none were compared.
 bool has_numbers(const Finding& finding);
+// A number that is compared with 1, in three digits, or in more where it would read as 1 and is
+// not.
+std::string ratio_text(double ratio);
 // How many digits tell these numbers apart: six, or more of numbers that are nearer to each other.
 int digits_apart(double want, double got);
 // The first finding as the beginning of all that is wrong: "layer 3 attn.q_rope introduces the

@@ -158,8 +158,8 @@ std::string size_text(const Finding& f) {
   if (f.statistic == StatisticKind::max_error)
     text = fmt::format("{} x its budget", budgets_text(f.budgets));
   else if (many && f.limit > 0)
-    text = fmt::format("{} {:.3g} x its limit ({})", name_of(*f.statistic), f.value / f.limit,
-                       meaning_of(*f.statistic));
+    text = fmt::format("{} {} x its limit ({})", name_of(*f.statistic),
+                       ratio_text(f.value / f.limit), meaning_of(*f.statistic));
   if (f.of_row > 0)
     text += fmt::format("{}{:.2g} x the size of its row", text.empty() ? "" : ", ", f.of_row);
   return text;
