@@ -1,10 +1,8 @@
-// A stream of its own copies beforehand, which no other waits for: a graph may be captured of one
-// that does. A weight is given to others when it is there.
+// A stream of its own copies beforehand. A weight is given to others when it is there, whatever
+// stream they read it by.
 #include "reference/kept_weights.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <charconv>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "reference/bridge.h"
+#include "reference/own_stream.h"
 
 namespace lockstep {
 namespace {
@@ -43,9 +42,10 @@ KeptWeights::KeptWeights(const Checkpoint& checkpoint, DType dtype, int gpu)
       gpu_(gpu),
       thread_([this](const std::stop_token& stop) { serve(stop); }) {}
 
+at::Device KeptWeights::device() const { return {at::kCUDA, static_cast<int8_t>(gpu_)}; }
+
 at::Tensor KeptWeights::copy_of(const std::string& name) const {
-  const at::Device there(at::kCUDA, static_cast<int8_t>(gpu_));
-  return as_dtype(to_torch(checkpoint_.tensor(name), there), dtype_);
+  return as_dtype(to_torch(checkpoint_.tensor(name), device()), dtype_);
 }
 
 at::Tensor KeptWeights::tensor(const std::string& name) {
@@ -59,6 +59,7 @@ at::Tensor KeptWeights::tensor(const std::string& name) {
   std::exception_ptr trouble;
   try {
     made = copy_of(name);
+    wait_for_queued(device());
   } catch (...) {
     trouble = std::current_exception();
   }
@@ -95,15 +96,9 @@ std::vector<std::string> KeptWeights::names_of(int64_t layer) const {
 at::Tensor KeptWeights::copied_apart(const std::string& name) const {
   at::Tensor made;
   try {
-    in_torch([&] {
-      const c10::impl::VirtualGuardImpl guards(c10::kCUDA);
-      const c10::Stream own =
-          guards.getStreamFromGlobalPool(at::Device(at::kCUDA, static_cast<int8_t>(gpu_)));
-      const c10::StreamGuard guard(own);
-      const at::Tensor copied = copy_of(name);
-      own.synchronize();
-      made = copied;
-    });
+    at::Tensor copied;
+    OwnStream(device()).run([&] { copied = copy_of(name); });
+    made = copied;
   } catch (const std::exception&) {
   }
   return made;

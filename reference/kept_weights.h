@@ -17,6 +17,9 @@
 namespace at {
 class Tensor;
 }
+namespace c10 {
+struct Device;
+}
 
 namespace lockstep {
 
@@ -32,6 +35,7 @@ class KeptWeights {
   at::Tensor tensor(const std::string& name);
 
  private:
+  c10::Device device() const;
   at::Tensor copy_of(const std::string& name) const;
   at::Tensor copied_apart(const std::string& name) const;
   void expect_after(const std::string& name);

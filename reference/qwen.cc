@@ -21,6 +21,7 @@
 #include "reference/bridge.h"
 #include "reference/causal_attention.h"
 #include "reference/held_weights.h"
+#include "reference/own_stream.h"
 #include "reference/recipe.h"
 #include "reference/request_pages.h"
 #include "reference/rotary.h"
@@ -71,6 +72,7 @@ class Qwen final : public ReferenceModel {
         shown_(compute),
         threads_(options.threads),
         weights_(checkpoint, options, compute == DType::f64 ? DType::f64 : DType::f32),
+        own_(weights_.device()),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
         rotary_(recipe_, /*in_fp32=*/compute != DType::f64) {}
 
@@ -89,7 +91,7 @@ class Qwen final : public ReferenceModel {
     advance(static_cast<int>(config_.layers));
   }
   void begin(const PassInfo& pass, Probe& probe) override {
-    in_torch([&] {
+    own_.run([&] {
       ++passes_;
       for (const Inherited& inherited : pass.inherited) inherit(inherited, pass);
       remember(pass);
@@ -97,7 +99,7 @@ class Qwen final : public ReferenceModel {
     });
   }
   void advance(int through) override {
-    in_torch([&] {
+    own_.run([&] {
       if (forward(through)) end_in_torch(), forget_idle();
     });
   }
@@ -123,7 +125,9 @@ class Qwen final : public ReferenceModel {
   at::Tensor rms_norm(Name name, const at::Tensor& x) const;
   at::Tensor linear(Name name, const at::Tensor& x) const;
   at::Tensor rope(const at::Tensor& x) const;
-  at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) const;
+  at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
+    return rounded(at::silu(wide(gate)) * wide(up));
+  }
   at::Tensor route(const at::Tensor& logits) const;  // int32
   at::Tensor softmax(const at::Tensor& logits, const at::Tensor& chosen) const;
   at::Tensor expert(Name name, const at::Tensor& x, const at::Tensor& chosen) const;
@@ -154,6 +158,7 @@ class Qwen final : public ReferenceModel {
   DType shown_;
   int threads_;
   HeldWeights weights_;
+  OwnStream own_;  // beside the oracle, another model and the engine
   Recipe recipe_;
   Rotary rotary_;
   std::map<int32_t, Cache> caches_;
@@ -161,7 +166,6 @@ class Qwen final : public ReferenceModel {
   int64_t most_scores_ = 1 << 24;           // at a time, 128 MiB in fp64: fewer once memory lacked
   Routes routes_;                           // of experts, from outside
   std::shared_ptr<const at::Tensor> held_;  // what is being shown
-
   // These belong to the pass that runs.
   const PassInfo* pass_ = nullptr;  // null: none runs
   Probe* probe_ = nullptr;
@@ -229,10 +233,6 @@ at::Tensor Qwen::rope(const at::Tensor& x) const {
   const auto halves = wide(x).chunk(2, -1);
   const at::Tensor &x1 = halves[0], &x2 = halves[1];
   return rounded(at::cat({x1 * cos_ - x2 * sin_, x2 * cos_ + x1 * sin_}, -1));
-}
-
-at::Tensor Qwen::silu_mul(const at::Tensor& gate, const at::Tensor& up) const {
-  return rounded(at::silu(wide(gate)) * wide(up));
 }
 
 at::Tensor Qwen::route(const at::Tensor& logits) const {
