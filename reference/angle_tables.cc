@@ -35,7 +35,8 @@ AngleTables::OfRows AngleTables::of(const OracleCall& call) {
         "{} needs the length of the request of each of {} rows, found {}", call.place.point->name,
         call.rows.size(), call.lengths.size());
   const bool iterated = call.contract == RoundingContract::angles_iterated;
-  auto found = std::ranges::find_if(kept_, [&](const std::unique_ptr<Kept>& kept) {
+  const std::lock_guard lock(mutex_);
+  auto found = std::ranges::find_if(kept_, [&](const std::shared_ptr<const Kept>& kept) {
     return kept->iterated == iterated && std::ranges::equal(kept->rows, call.rows) &&
            std::ranges::equal(kept->lengths, call.lengths);
   });
@@ -43,10 +44,11 @@ AngleTables::OfRows AngleTables::of(const OracleCall& call) {
     if (kept_.size() == kMostKept) kept_.pop_front();
     found = kept_.insert(kept_.end(), made_of(call, iterated));
   }
-  return {(*found)->cos, (*found)->sin, (*found)->error};
+  return {*found, (*found)->cos, (*found)->sin, (*found)->error};
 }
 
-std::unique_ptr<AngleTables::Kept> AngleTables::made_of(const OracleCall& call, bool iterated) {
+std::shared_ptr<const AngleTables::Kept> AngleTables::made_of(const OracleCall& call,
+                                                              bool iterated) {
   Angles angles;
   for (size_t i = 0; i < call.rows.size(); ++i)
     rotary_.append(angles, call.rows[i].position, call.lengths[i], iterated);
@@ -55,12 +57,12 @@ std::unique_ptr<AngleTables::Kept> AngleTables::made_of(const OracleCall& call, 
         .clone()
         .to(weights_.device());
   };
-  return std::make_unique<Kept>(Kept{{call.rows.begin(), call.rows.end()},
-                                     {call.lengths.begin(), call.lengths.end()},
-                                     iterated,
-                                     table(angles.cos),
-                                     table(angles.sin),
-                                     table(angles.error)});
+  return std::make_shared<const Kept>(Kept{{call.rows.begin(), call.rows.end()},
+                                           {call.lengths.begin(), call.lengths.end()},
+                                           iterated,
+                                           table(angles.cos),
+                                           table(angles.sin),
+                                           table(angles.error)});
 }
 
 }  // namespace lockstep

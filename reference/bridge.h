@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 
 #include "kernels/base/tensor.h"
 #include "src/judge/numbers.h"
@@ -42,6 +43,8 @@ Numbers to_numbers(const at::Tensor& tensor);
 // The same, left where they are until bring() copies them here.
 Numbers held_numbers(const at::Tensor& tensor);
 void bring(Numbers& numbers);
+// Brings those that are not here, few ones by one copy.
+void bring(std::span<Numbers* const> all);
 // The tensor that numbers of the two functions above look into: fp64, of any strides.
 const at::Tensor& tensor_of(const Numbers& numbers);
 

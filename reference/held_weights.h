@@ -1,7 +1,7 @@
 // The weights of the reference. Owned by whoever computes (the oracle, a model, the hypotheses),
 // one each; on a device the tensors themselves are shared among those of one checkpoint. Products
-// may be asked for from one thread at a time; inside, LibTorch's threads share the blocks of a
-// product.
+// may be asked for from one thread at a time, on a device from several; on the CPU LibTorch's
+// threads share the blocks of one.
 //
 //   file (bf16) -> run's dtype -> widened block by block -> x W^T, sum |x||W|, halves of tf32
 #pragma once

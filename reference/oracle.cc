@@ -7,6 +7,7 @@
 #include "reference/oracle.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
@@ -36,12 +37,12 @@ namespace {
 
 // The numbers that were left where they were computed, for whoever reads single ones.
 void bring_all(Exact& e) {
-  for (Numbers* numbers :
-       {&e.want, &e.magnitude, &e.spread, &e.spread_squares, &e.weighted_squares, &e.score,
-        &e.angle, &e.x1c_x2s, &e.turned, &e.factor, &e.overlap, &e.ties, &e.tie_squares})
-    bring(*numbers);
-  for (Step& step : e.steps)
-    for (Numbers* numbers : {&step.value, &step.slope, &step.other}) bring(*numbers);
+  std::vector<Numbers*> all = {
+      &e.want,    &e.magnitude, &e.spread,     &e.spread_squares, &e.weighted_squares,
+      &e.score,   &e.angle,     &e.x1c_x2s,    &e.turned,         &e.factor,
+      &e.overlap, &e.ties,      &e.tie_squares};
+  for (Step& step : e.steps) all.insert(all.end(), {&step.value, &step.slope, &step.other});
+  bring(all);
 }
 
 // A block of rows on a device: some thirty tensors of its elements are there at once, of the next
@@ -69,6 +70,9 @@ class OpOracle final : public Oracle {
     try {
       Exact result;
       in_torch([&] {
+        // Nobody asks for gradients, and an op that looks for them takes half as long again to
+        // begin.
+        const at::AutoDispatchBelowAutograd below;
         result = evaluate_in_torch(call);
         if (!call.measure.got.empty()) measure_rows(call, result);
         bring_all(result);
@@ -80,6 +84,7 @@ class OpOracle final : public Oracle {
     }
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
+  bool asked_by_several() const override { return on_device(); }
   int64_t least_measured() const override { return 1 << 15; }
   int64_t block_bytes() const override { return block_bytes_; }
 

@@ -14,6 +14,13 @@ void Background::begin(std::function<void()> work) {
 void Background::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !work_; });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Background::let_end() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !work_; });
+  failure_ = nullptr;
 }
 
 // The work is taken away when it has ended, which is what its owner waits for.
@@ -21,8 +28,14 @@ void Background::serve(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   while (changed_.wait(lock, stop, [this] { return static_cast<bool>(work_); })) {
     lock.unlock();
-    work_();
+    std::exception_ptr failure;
+    try {
+      work_();
+    } catch (...) {
+      failure = std::current_exception();
+    }
     lock.lock();
+    if (!failure_) failure_ = failure;
     work_ = nullptr;
     changed_.notify_all();
   }

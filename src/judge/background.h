@@ -1,9 +1,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace lockstep {
 
@@ -14,11 +17,13 @@ class Background {
   Background() : thread_([this](const std::stop_token& stop) { serve(stop); }) {}
   Background(const Background&) = delete;
 
-  // Begins `work`, which must not throw, once what was begun before has ended. What it reads must
-  // live until it has ended.
+  // Begins `work` once what was begun before has ended. What it reads must live until it has ended.
   void begin(std::function<void()> work);
-  // Returns when nothing is being done.
+  // Returns when nothing is being done. Throws what work threw, if any did since this was last
+  // asked: of several the first.
   void wait();
+  // The same, and what was thrown is forgotten.
+  void let_end();
 
  private:
   void serve(const std::stop_token& stop);
@@ -26,7 +31,24 @@ class Background {
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::function<void()> work_;  // empty: there is none
+  std::exception_ptr failure_;
   std::jthread thread_;
+};
+
+// Some of them that are given work in turn. A thread is made when it is first needed.
+class Backgrounds {
+ public:
+  explicit Backgrounds(size_t count) : all_(count) {}
+  // The one whose turn it is.
+  Background& current() {
+    if (!all_[turn_]) all_[turn_] = std::make_unique<Background>();
+    return *all_[turn_];
+  }
+  void pass_turn() { turn_ = (turn_ + 1) % all_.size(); }
+
+ private:
+  std::vector<std::unique_ptr<Background>> all_;
+  size_t turn_ = 0;
 };
 
 }  // namespace lockstep

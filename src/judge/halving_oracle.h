@@ -14,8 +14,8 @@ OracleCall rows_of_call(const OracleCall& call, size_t first, size_t count);
 // An oracle that is asked about fewer rows at a time where it has no memory for all: NoMemory
 // halves the rows that are asked about at a point, down to one, for as long as this lives. The
 // answer is the one about all rows, joined, so that what is made of it does not depend on how much
-// memory there was. NoMemory goes on only of a single row. The oracle is borrowed, and asked by one
-// thread at a time.
+// memory there was. NoMemory goes on only of a single row. The oracle is borrowed, and asked by as
+// many threads as ask here.
 class HalvingOracle final : public Oracle {
  public:
   explicit HalvingOracle(Oracle& oracle) : oracle_(oracle) {}
@@ -25,6 +25,7 @@ class HalvingOracle final : public Oracle {
   int64_t chosen_experts() const override { return oracle_.chosen_experts(); }
   Exact evaluate(const OracleCall& call) override;
   bool on_device() const override { return oracle_.on_device(); }
+  bool asked_by_several() const override { return oracle_.asked_by_several(); }
   int64_t least_measured() const override { return oracle_.least_measured(); }
   int64_t block_bytes() const override { return oracle_.block_bytes(); }
 

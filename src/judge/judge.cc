@@ -186,7 +186,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       routing(manifest_.dtype),
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
-      error_map(facts.page_size, options.rows) {
+      error_map(facts.page_size, options.rows),
+      models_go_ahead(oracle_.on_device() && oracle_.chosen_experts() == 0) {
   const Graph wanted =
       with_shares_of(manifest.graph, oracle.graph().restricted([&](const Place& place) {
         return !place.point->optional || manifest.graph.has(place);

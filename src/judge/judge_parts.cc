@@ -196,13 +196,15 @@ std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std:
              selection.has(lockstep::point("attn.out"), layer);
     const bool routes = point == lockstep::point("mlp.router");  // which are compared too
     if (!(logits || routes || selection.has(point, layer))) return false;
+    if (models_go_ahead) return true;  // of the engine's layer, which may not be there yet
     const RecordedTensor* tensor = work->seen->tensor({&point, layer}, /*request=*/-1);
     return tensor != nullptr && !tensor->data.view().empty();
   };
   const auto says = [this, doing](int layer) {
     if (options.progress) options.progress(doing, layer);
   };
-  return std::make_unique<ModelPass>(model, work->seen->info(), compared, says, options.threads);
+  return std::make_unique<ModelPass>(model, work->seen->info(), compared, says, options.threads,
+                                     oracle.least_measured());
 }
 
 // Both models follow the engine's choice of experts: another expert's numbers would be no error of
@@ -215,6 +217,7 @@ void Judge::State::begin_models() {
     reference_check.begin_pass();
     work->exact = begin_model(*exact, "reference in fp64", &reference_check);
     work->rounded = begin_model(*rounded, "reference rounded", nullptr);
+    compute_ahead(0);
     return;
   }
   exact = rounded = nullptr;
@@ -224,10 +227,19 @@ void Judge::State::begin_models() {
                   work->seen->info().pass));
 }
 
+void Judge::State::compute_ahead(size_t part) {
+  if (!models_go_ahead || part >= parts.size()) return;
+  for (auto* by : {&for_exact, &for_rounded})
+    if (!*by) *by = std::make_unique<Background>();
+  work->exact->begin_advance(parts[part].through, *for_exact);
+  work->rounded->begin_advance(parts[part].through, *for_rounded);
+}
+
 void Judge::State::advance_models(const Part& part) {
   if (!work->exact) return;
   work->exact->advance(part.through);
   work->rounded->advance(part.through);
+  compute_ahead(next_part + 1);
   reference_check.check(*work->exact, static_cast<int>(part.end));
   routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
 }
@@ -256,6 +268,13 @@ void Judge::State::remember_caches(size_t until) {
     }
 }
 
+void Judge::State::begin_to_remember(size_t until) {
+  constexpr size_t kLong = 256;  // rows
+  if (work->seen->info().rows.size() < kLong) return remember_caches(until);
+  if (!for_history) for_history = std::make_unique<Background>();
+  for_history->begin([this, until] { remember_caches(until); });
+}
+
 // The fp64 model's own ops are checked by what it shows further on.
 void Judge::State::drop_compared(size_t node) {
   const Place& place = ledger.places()[node];
@@ -274,20 +293,26 @@ void Judge::State::drop_read(const Part& part) {
 std::vector<NodeId> Judge::State::judge_part() {
   const Part& part = parts.at(next_part);
   advance_models(part);
-  remember_caches(next_part + 1);
+  begin_to_remember(next_part + 1);
   const JudgedPass pass{*work->seen, history, work->exact.get(), work->rounded.get()};
   Judged& judged = work->judged;
   const size_t waited = judged.pending.size();
+  size_t expected = part.first + 1;
   for (size_t i = part.first; i < part.end; ++i) {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
-    if (i + 1 < part.end)
-      op_judge.expect(ledger.places()[i + 1], ancestry.inputs(i + 1), pass);
-    else
-      op_judge.expect_none();
+    for (; expected < std::min(part.end, i + 1 + op_judge.most_expected()); ++expected) {
+      const Place& place = ledger.places()[expected];
+      if (options.selection.has(*place.point, place.layer))
+        op_judge.expect(place, ancestry.inputs(expected), pass);
+    }
+    const Place& place = ledger.places()[i];
+    // No other place is judged by what was written.
+    if (place.point->is_cache() || row_of(place.point->op).attends) await_history();
     judge_place(i, pass, judged);
     drop_compared(i);
   }
   op_judge.expect_none();
+  await_history();
   drop_read(part);
   ++next_part;
   if (!undeclared) return settle(judged);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/judge/ancestry.h"
+#include "src/judge/background.h"
 #include "src/judge/coverage.h"
 #include "src/judge/draw_replay.h"
 #include "src/judge/error_map.h"
@@ -91,8 +92,16 @@ struct Judge::State {
   std::unique_ptr<ModelPass> begin_model(ReferenceModel& model, std::string_view doing,
                                          const ReferenceCheck* check_of) const;
   void advance_models(const Part& part);
-  // Takes over what the parts before that one wrote to the caches.
+  // Lets the models begin with that part, while the engine computes it and those before it are
+  // judged.
+  void compute_ahead(size_t part);
+  // Takes over what the parts before that one wrote to the caches; of a long pass meanwhile, until
+  // somebody asks for the history.
   void remember_caches(size_t until);
+  void begin_to_remember(size_t until);
+  void await_history() {
+    if (for_history) for_history->wait();
+  }
   // Lets the models' tensors of the place go, or those of places that nothing after the part reads.
   void drop_compared(size_t node);
   void drop_read(const Part& part);
@@ -143,8 +152,14 @@ struct Judge::State {
   std::vector<size_t> last_part;  // by node of the graph: the part that reads its tensor last
   // By node: whether it is wanted, and not hidden, so that a part waits for it.
   std::vector<bool> awaited;
+  // Whether the models compute a part ahead: they do on a device, where no choice of the engine's
+  // has a say. And the threads by which they do; null before they have.
+  bool models_go_ahead;
+  std::unique_ptr<Background> for_exact, for_rounded;
   std::optional<PassInWork> work;
   size_t next_part = 0, remembered = 0;  // of the pass in work
+  // Who remembers caches, and ends before all that it reads; null before a long pass.
+  std::unique_ptr<Background> for_history;
   // A hidden place, as the regions that it is in show it in the pass that is settled.
   struct OfHidden {
     int finding = -1;  // the first of these regions'; -1: none

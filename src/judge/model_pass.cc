@@ -5,6 +5,7 @@
 #include "src/judge/model_pass.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -36,23 +37,45 @@ bool is_of_one_request(const PassInfo& pass) {
 }  // namespace
 
 ModelPass::ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted wanted,
-                     std::function<void(int layer)> says, int threads)
+                     std::function<void(int layer)> says, int threads, int64_t few)
     : model_(model),
       wanted_(std::move(wanted)),
       copies_(threads),
+      few_(few),
       pass_{.info = info},
       watched_(*this,
-               [says = std::move(says)](int32_t, int64_t, int layer) {
-                 if (says) says(layer);
+               [this, says = std::move(says)](int32_t, int64_t, int layer) {
+                 if (says && by_ == nullptr) says(layer);
                }),
-      probe_(&watched_) {
-  model_.begin(pass_.info, probe_);
-  check_probe();
+      probe_(&watched_) {}
+
+// The model reads what its owner gave it for as long as it computes.
+ModelPass::~ModelPass() {
+  if (by_ != nullptr) by_->let_end();
+}
+
+void ModelPass::begin_advance(int through, Background& by) {
+  by_ = &by;
+  by.begin([this, through] { compute(through); });
+}
+
+void ModelPass::compute(int through) {
+  if (!std::exchange(is_begun_, true)) model_.begin(pass_.info, probe_);
+  model_.advance(through);
 }
 
 void ModelPass::advance(int through) {
-  model_.advance(through);
+  if (by_ != nullptr) by_->wait();
+  by_ = nullptr;
+  compute(through);
+  take_what_came();
+}
+
+void ModelPass::take_what_came() {
   check_probe();
+  std::ranges::move(coming_.tensors, std::back_inserter(pass_.tensors));
+  there_.merge(coming_.there);
+  coming_ = {};
 }
 
 void ModelPass::check_probe() const { check(probe_.failure().empty(), "{}", probe_.failure()); }
@@ -63,19 +86,21 @@ void ModelPass::record(const Record& record) {
   Tensor data;
   // A place has a cache for each request, and one tensor is kept where the model computed it.
   const bool several = record.point->is_cache() && !is_of_one_request(pass_.info);
-  if (here || several || is_read_here(*record.point)) data = Tensor(shown.shape, shown.dtype);
+  const bool is_small = shown.count() < few_;
+  if (here || several || is_small || is_read_here(*record.point))
+    data = Tensor(shown.shape, shown.dtype);
   if (here)
     copies_.copy(data.view().data, shown.data, shown.bytes());
   else if (data.view().empty())
-    there_[place_of(*record.point, record.layer)] = model_.held();
+    coming_.there[place_of(*record.point, record.layer)] = model_.held();
   else
     model_.bring(model_.held(), 0, data);
-  pass_.tensors.push_back({.point = record.point,
-                           .layer = record.layer,
-                           .rows = {record.rows.begin(), record.rows.end()},
-                           .dtype = shown.dtype,
-                           .shape = shown.shape,
-                           .data = std::move(data)});
+  coming_.tensors.push_back({.point = record.point,
+                             .layer = record.layer,
+                             .rows = {record.rows.begin(), record.rows.end()},
+                             .dtype = shown.dtype,
+                             .shape = shown.shape,
+                             .data = std::move(data)});
 }
 
 RecordedTensor ModelPass::with_rows(const Place& place, std::span<const Row> rows) const {

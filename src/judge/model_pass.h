@@ -11,6 +11,7 @@
 #include "probes/layer_watch.h"
 #include "probes/only.h"
 #include "probes/recorder.h"
+#include "src/judge/background.h"
 #include "src/judge/oracle.h"
 
 namespace lockstep {
@@ -20,14 +21,19 @@ namespace lockstep {
 class ModelPass final : private Sink {
  public:
   // wanted: the places whose tensors are held. says: called as each layer is reached; may be empty.
-  // threads: that copy; 0: one a core. The model is borrowed, and runs no other pass until this one
-  // has ended.
+  // threads: that copy; 0: one a core. few: tensors of fewer elements are held in host memory. The
+  // model is borrowed, and runs no other pass until this one has ended.
   ModelPass(ReferenceModel& model, const PassInfo& info, Only::Wanted wanted,
-            std::function<void(int layer)> says, int threads);
+            std::function<void(int layer)> says, int threads, int64_t few = 0);
   ModelPass(const ModelPass&) = delete;
+  ~ModelPass() override;
 
-  // Computes on through that layer, as ReferenceModel::advance. Throws Error when it cannot.
+  // Computes on through that layer, from the beginning, as ReferenceModel::advance. Throws Error
+  // when it cannot.
   void advance(int through);
+  // Begins to, by a thread that does nothing else until then and is borrowed. What comes is held
+  // from the next advance() on, which waits for it; nobody is told of its layers.
+  void begin_advance(int through, Background& by);
   // The tensors that are held, in the order in which they were shown. Without data: where the model
   // computed them.
   const Pass& pass() const { return pass_; }
@@ -47,13 +53,25 @@ class ModelPass final : private Sink {
   void record(const Record& record) override;
   void end() override {}
   void check_probe() const;
+  void compute(int through);
+  void take_what_came();
+
+  // The tensors that it showed and that were not dropped.
+  struct Held {
+    std::vector<RecordedTensor> tensors;
+    // By order of the point and layer.
+    std::map<std::pair<int, int>, std::shared_ptr<const void>> there;
+  };
 
   ReferenceModel& model_;
   Only::Wanted wanted_;
   SharedCopy copies_;
+  int64_t few_;  // as given
   Pass pass_;
-  // By order of the point and layer.
-  std::map<std::pair<int, int>, std::shared_ptr<const void>> there_;
+  std::map<std::pair<int, int>, std::shared_ptr<const void>> there_;  // as in Held
+  Held coming_;  // since the last advance() ended
+  bool is_begun_ = false;
+  Background* by_ = nullptr;  // null: nobody computes ahead
   LayerWatch watched_;
   Probe probe_;
 };

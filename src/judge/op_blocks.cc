@@ -149,28 +149,52 @@ struct OpJudge::Asked {
   std::exception_ptr failure;
 };
 
-// The place after the one that is judged, and its first block once that was asked about.
+// A place after the one that is judged, and its first block once that was asked about.
 struct OpJudge::Expected {
   Place place;
   std::vector<Place> inputs;
   const JudgedPass* pass;
   Group group;
   std::unique_ptr<Asked> asked;  // null: not yet, or it is not known what will be asked
+  bool was_asked = false;        // or found to be none that is
 };
 
+size_t OpJudge::most_expected() const { return oracle_.asked_by_several() ? 3 : 1; }
+
 void OpJudge::expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass) {
-  asked_before_ = std::exchange(
-      expected_, std::shared_ptr<Expected>(new Expected{place, inputs, &pass, {}, nullptr}));
+  expected_.push_back(std::shared_ptr<Expected>(new Expected{place, inputs, &pass, {}, nullptr}));
 }
 
-void OpJudge::expect_none() { asked_before_ = std::exchange(expected_, nullptr); }
+void OpJudge::expect_none() {
+  expected_.clear();
+  asked_before_ = nullptr;
+}
 
-// Most places are asked about all of their rows, under the one contract that they have: so is the
-// next one. No other question is asked beforehand.
+void OpJudge::reach(const Place& place) {
+  // The oracle may be asked about what is hidden before the place as well.
+  if (!oracle_.asked_by_several()) for_places_.current().wait();
+  hidden_.reach(place);
+  asked_before_ = nullptr;
+  if (!expected_.empty() && expected_.front()->place == place) {
+    asked_before_ = std::move(expected_.front());
+    expected_.pop_front();
+  }
+  if (oracle_.asked_by_several()) ask_before();
+}
+
 void OpJudge::ask_before() {
-  if (!expected_ || expected_->asked || !options_.rows.all()) return;
-  const auto& [place, inputs, pass, none, nobody] = *expected_;
-  Group& group = expected_->group;
+  if (!options_.rows.all()) return;
+  for (const auto& expected : expected_)
+    if (!std::exchange(expected->was_asked, true)) ask_before(*expected);
+}
+
+// Most places are asked about all of their rows, under the one contract that they have: so is this
+// one. No other question is asked beforehand.
+void OpJudge::ask_before(Expected& expected) {
+  const Place& place = expected.place;
+  const std::vector<Place>& inputs = expected.inputs;
+  const JudgedPass* const pass = expected.pass;
+  Group& group = expected.group;
   const OpKind op = place.point->op;
   const std::vector<RoundingContract> contracts = candidates(place);
   const bool plain = contracts.size() == 1 && stricter_of(contracts[0]) == contracts[0] &&
@@ -189,9 +213,10 @@ void OpJudge::ask_before() {
   // An answer about few elements comes sooner than another thread wakes.
   const auto row_size = static_cast<size_t>(group.tensor->data.view().row_size());
   if (!oracle_.on_device() && count * row_size < kSharedElements) return;
-  expected_->asked = std::make_unique<Asked>(
+  expected.asked = std::make_unique<Asked>(
       oracle_, question_of(contracts[0], place, inputs, *pass, group, 0, count), 0);
-  expected_->asked->begin(background());
+  expected.asked->begin(for_places_.current());
+  for_places_.pass_turn();
 }
 
 // The same question, where it was asked before.
@@ -207,9 +232,9 @@ std::unique_ptr<OpJudge::Asked> OpJudge::or_asked_before(std::unique_ptr<Asked> 
   return same ? std::move(asked_before_->asked) : std::move(asked);
 }
 
-Background& OpJudge::background() {
-  if (!background_) background_ = std::make_unique<Background>();
-  return *background_;
+// One thread asks all questions beforehand where the oracle is asked by one at a time.
+Background& OpJudge::for_next_block() {
+  return oracle_.asked_by_several() ? for_blocks_.current() : for_places_.current();
 }
 
 size_t OpJudge::block_of(const Group& group) const {
@@ -238,12 +263,12 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   };
   std::unique_ptr<Asked> asked = or_asked_before(asked_from(0));
   while (asked) {
-    // The oracle is asked one question at a time.
-    if (!asked->by && background_) background_->wait();
+    // Most oracles are asked one question at a time.
+    if (!asked->by && !oracle_.asked_by_several()) for_places_.current().wait();
     const Exact exact = asked->answer();
     std::unique_ptr<Asked> next = asked_from(asked->first + asked->question.call.rows.size());
     // Where inputs are known but for an error, this thread asks more about the block.
-    if (next && !group.blurred) next->begin(background());
+    if (next && !group.blurred) next->begin(for_next_block());
     if (!next && !group.blurred) ask_before();
     if (!judge_block(asked->question, asked->first, exact, pass, group)) return false;
     asked = std::move(next);

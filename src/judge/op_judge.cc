@@ -40,6 +40,7 @@ bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
 OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
     : oracle_(oracle),
       graph_(graph),
+      for_places_(oracle_.asked_by_several() ? most_expected() + 1 : 1),
       options_(std::move(options)),
       contracts_(options_.contracts),
       hidden_(oracle_, without_merges(graph),

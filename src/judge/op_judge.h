@@ -14,6 +14,7 @@
 // how many threads there are.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -93,19 +94,16 @@ class OpJudge {
         show;
   };
 
-  // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked by one thread
-  // at a time, this one or one of its own, a block of rows at a time.
+  // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked by this thread
+  // and some of its own, one at a time unless it may be asked by several, a block of rows at a
+  // time.
   OpJudge(Oracle& oracle, const Graph& graph, Options options);
 
   void begin_pass(const PassView& pass);
   // Takes over what the same view shows by now of the graph's places from that number on.
   void see(const PassView& pass, size_t from);
   // Each place of a pass in graph order, before it is judged.
-  void reach(const Place& place) {
-    // Which may ask the oracle as well.
-    if (background_) background_->wait();
-    hidden_.reach(place);
-  }
+  void reach(const Place& place);
   // Whether any pass so far has a tensor of the point, of whatever layer.
   bool has_seen(const Point& point) const { return seen_.contains(point.order()); }
   DType dtype_at(const Place& place) const;
@@ -139,9 +137,10 @@ class OpJudge {
   // may be shares that fit such a contract alone: the finding is of a region that they are in.
   void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
                    std::vector<NodeOutcomes>& outcomes);
-  // Before a place is judged: which one of the pass comes after it, so that the oracle is asked
-  // about that while what it said of this one is measured. `pass` must live until after the last
-  // one, too, none is expected.
+  // Before a place is reached: which ones of the pass come after it, in their order, so that the
+  // oracle is asked about them while this one is judged. At most so many are expected at a time.
+  // `pass` must live until none is.
+  size_t most_expected() const;
   void expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass);
   void expect_none();
   // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
@@ -164,7 +163,7 @@ class OpJudge {
   struct Measured;  // what one of them came to beside its numbers
   struct Question;  // some of its rows, and what the oracle is asked about them
   struct Asked;     // the same, and its answer
-  struct Expected;  // the place that comes next, and what it was asked before it came
+  struct Expected;  // a place that comes later, and what it was asked before it came
 
   bool rejected(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass,
                 const NodeRows& node, DType dtype, NodeOutcome& outcome) const;
@@ -208,8 +207,9 @@ class OpJudge {
   // Whether the oracle may measure rows of the group where it computes.
   bool measures_there(const Place& place, const Group& group) const;
   size_t block_of(const Group& group) const;  // rows
-  Background& background();
+  Background& for_next_block();
   void ask_before();
+  void ask_before(Expected& expected);
   std::unique_ptr<Asked> or_asked_before(std::unique_ptr<Asked> asked);
   bool judge_block(const Question& question, size_t first, const Exact& exact,
                    const JudgedPass& pass, Group& group);
@@ -248,9 +248,10 @@ class OpJudge {
   HalvingOracle oracle_;
   Graph graph_;
   std::unique_ptr<ThreadPool> threads_;     // null before there was something worth sharing
-  std::unique_ptr<Background> background_;  // null before it had something to do
-  // The place after the one that is judged, and this one, which are asked about beforehand.
-  std::shared_ptr<Expected> expected_, asked_before_;
+  Backgrounds for_places_, for_blocks_{1};  // that ask beforehand
+  // The places after the one that is judged, and this one, which are asked about beforehand.
+  std::deque<std::shared_ptr<Expected>> expected_;
+  std::shared_ptr<Expected> asked_before_;
   Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass

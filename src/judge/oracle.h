@@ -126,7 +126,8 @@ struct OracleCall {
 };
 
 // The fp64 result of single ops of a model, each on the inputs that it is given. It is asked by one
-// thread at a time, and throws Error of inputs that are not as the model has them.
+// thread at a time, unless it says otherwise, and throws Error of inputs that are not as the model
+// has them.
 class Oracle {
  public:
   virtual ~Oracle() = default;
@@ -142,6 +143,8 @@ class Oracle {
   // Whether it computes where the processors do not, so that rows are better measured there
   // (OracleCall::measure) than brought here.
   virtual bool on_device() const { return false; }
+  // Whether several threads may ask at once, as where each of them waits for a device for the most.
+  virtual bool asked_by_several() const { return false; }
   // Elements from which on they are: the numbers of fewer are brought here sooner than the launches
   // that measure them are begun.
   virtual int64_t least_measured() const { return 0; }

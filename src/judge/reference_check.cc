@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "src/judge/ledger.h"
-#include "src/judge/pass_view.h"
 #include "src/stats/moments.h"
 
 namespace lockstep {
@@ -42,7 +41,10 @@ double largest(std::span<const double> values) {
 }  // namespace
 
 ReferenceCheck::ReferenceCheck(Oracle& oracle, const Graph& graph, DType dtype)
-    : oracle_(oracle), graph_(graph), dtype_(dtype) {
+    : oracle_(oracle),
+      graph_(graph),
+      dtype_(dtype),
+      thread_(oracle.asked_by_several() ? std::make_unique<Background>() : nullptr) {
   for (const Place& place : graph.places())
     if (!place.point->is_cache() && !row_of(place.point->op).makes_indices)
       places_.push_back(place);
@@ -61,31 +63,46 @@ void ReferenceCheck::begin_pass() {
 }
 
 void ReferenceCheck::check(const ModelPass& exact, int before) {
+  finish();
+  auto questions = std::make_shared<std::vector<std::unique_ptr<const Question>>>();
   for (; next_ < due_.size(); ++next_) {
     const Place& place = places_[due_[next_]];
-    if (graph_.index_of(place) >= before) return;
-    if (suspicion_.empty()) check_place(place, exact);
+    if (graph_.index_of(place) >= before) break;
+    if (!suspicion_.empty()) continue;
+    if (auto question = question_of(place, exact)) questions->push_back(std::move(question));
   }
+  const auto ask_all = [this, questions] {
+    for (const auto& question : *questions)
+      if (suspicion_.empty()) ask(*question);
+  };
+  if (!thread_) return ask_all();
+  thread_->begin(ask_all);
 }
 
-void ReferenceCheck::check_place(const Place& place, const ModelPass& model) {
+void ReferenceCheck::finish() {
+  if (thread_) thread_->wait();
+}
+
+std::unique_ptr<ReferenceCheck::Question> ReferenceCheck::question_of(
+    const Place& place, const ModelPass& model) const {
   const Pass& exact = model.pass();
   const RecordedTensor* all = exact.find(*place.point, place.layer);
-  if (!all || all->rows.empty()) return;
-  const Row row = all->rows.back();
-  const RecordedTensor made = model.with_rows(place, {&row, 1});
-  if (made.data.view().empty()) return;
-  OracleCall call{.place = place, .dtype = dtype_, .rows = {&row, 1}};
+  if (!all || all->rows.empty()) return nullptr;
+  auto question = std::make_unique<Question>();
+  Row& row = question->row = all->rows.back();
+  question->made = model.with_rows(place, {&row, 1});
+  if (question->made.data.view().empty()) return nullptr;
+  OracleCall& call = question->call;
+  call = {.place = place, .dtype = dtype_, .rows = {&row, 1}};
   const auto fed = std::ranges::find(exact.info.rows, row, &PassRow::row);
-  if (fed == exact.info.rows.end()) return;
-  call.tokens = {&fed->token, 1};
-  int64_t length = 0;
+  if (fed == exact.info.rows.end()) return nullptr;
+  question->token = fed->token;
+  call.tokens = {&question->token, 1};
+  int64_t& length = question->length;
   for (const PassRow& r : exact.info.rows)
     if (r.row.request == row.request) length = std::max<int64_t>(length, r.row.position + 1);
   call.lengths = {&length, 1};
-  std::vector<RecordedTensor> brought;
-  std::vector<SelectedRows> picked;
-  Tensor k, v;
+  std::vector<RecordedTensor>& brought = question->brought;
   for (const Place& input : graph_.inputs_of(place)) {
     if (input.point->op == OpKind::angles) continue;  // by its own recipe, as the model
     if (input.point->is_of_shares()) continue;        // which no model attends in
@@ -94,19 +111,28 @@ void ReferenceCheck::check_place(const Place& place, const ModelPass& model) {
       if (kept.point && Place{kept.point, kept.layer} == input &&
           std::ranges::count(kept.rows, row) > 0)
         tensor = &kept;
-    if (!tensor) return;
+    if (!tensor) return nullptr;
     if (input.point->is_cache()) {
       if (oracle_.on_device()) call.held_keys_values = model.held_rows(input, tensor->rows);
       const bool is_here = !tensor->data.view().empty();
       if (!call.held_keys_values.tensor)
-        call.keys_values = split(is_here ? *tensor : model.with_rows(input, tensor->rows), k, v);
+        call.keys_values = split(is_here ? *tensor : model.with_rows(input, tensor->rows),
+                                 question->k, question->v);
     } else {
       brought.push_back(model.with_rows(input, {&row, 1}));
-      if (brought.back().data.view().empty()) return;
+      if (brought.back().data.view().empty()) return nullptr;
     }
   }
-  for (const RecordedTensor& input : brought) picked.emplace_back(&input, std::span(&row, 1));
-  for (const SelectedRows& input : picked) call.inputs.push_back(input.view());
+  for (const RecordedTensor& input : brought)
+    question->picked.emplace_back(&input, std::span(&row, 1));
+  for (const SelectedRows& input : question->picked) call.inputs.push_back(input.view());
+  return question;
+}
+
+void ReferenceCheck::ask(const Question& question) {
+  const OracleCall& call = question.call;
+  const RecordedTensor& made = question.made;
+  const Row& row = question.row;
   const Exact want = oracle_.evaluate(call);
   const SelectedRows one(&made, {&row, 1});
   std::vector<double> got(one.view().count());
@@ -126,7 +152,7 @@ void ReferenceCheck::check_place(const Place& place, const ModelPass& model) {
   suspicion_ = fmt::format(
       "at {}, request {} position {}, its fp64 model and its oracle are {:.3g} apart on the same "
       "inputs, of results of at most {:.3g}",
-      text_of(place), row.request, row.position, apart, largest(want.want));
+      text_of(call.place), row.request, row.position, apart, largest(want.want));
 }
 
 }  // namespace lockstep

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "src/judge/background.h"
 #include "src/judge/model_pass.h"
 #include "src/judge/oracle.h"
+#include "src/judge/pass_view.h"
 
 namespace lockstep {
 
@@ -15,6 +18,7 @@ namespace lockstep {
 // first pass and a sixteenth of them in each later one, in turn, so that it costs little.
 class ReferenceCheck {
  public:
+  // The oracle is borrowed; it is asked by a thread of its own where several may.
   ReferenceCheck(Oracle& oracle, const Graph& graph, DType dtype);
 
   // The places that are due in the next pass, and whether the model must show its K/V cache there.
@@ -24,12 +28,28 @@ class ReferenceCheck {
   // graph, and were not checked yet. What it does not show is not asked.
   void check(const ModelPass& exact, int before);
 
+  // After the last pass. Throws Error where the oracle could not be asked.
+  void finish();
+  // From then on: how many places were checked, and the first one where they differ, in a
+  // sentence's words; empty: nowhere.
   int64_t checked() const { return checked_; }
-  // The first place where they differ, in a sentence's words; empty: nowhere.
   const std::string& suspicion() const { return suspicion_; }
 
  private:
-  void check_place(const Place& place, const ModelPass& model);
+  // A row of a place as the model made it, and the oracle's question with all that it reads.
+  struct Question {
+    Row row;
+    int32_t token = 0;
+    int64_t length = 0;
+    RecordedTensor made;
+    std::vector<RecordedTensor> brought;
+    std::vector<SelectedRows> picked;
+    Tensor k, v;
+    OracleCall call;
+  };
+  // Null: what it takes is not shown.
+  std::unique_ptr<Question> question_of(const Place& place, const ModelPass& model) const;
+  void ask(const Question& question);
 
   Oracle& oracle_;
   Graph graph_;
@@ -40,6 +60,7 @@ class ReferenceCheck {
   std::set<int> cached_layers_;
   int64_t passes_ = 0, checked_ = 0;
   std::string suspicion_;
+  std::unique_ptr<Background> thread_;  // ends before all above; null: this one asks
 };
 
 }  // namespace lockstep

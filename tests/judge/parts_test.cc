@@ -1,48 +1,20 @@
 // A pass that is judged while it is computed, layer by layer, with what nothing reads later let go.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <thread>
 #include <tuple>
 
 #include "src/judge/model_pass.h"
 #include "tests/judge/judge_fixture.h"
+#include "tests/judge/model_in_steps.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kLayers = 2;
-
-// The fake model, which shows a pass a layer at a time.
-class InSteps : public ReferenceModel {
- public:
-  explicit InSteps(DType dtype) : model_(dtype) {}
-  void run(const PassInfo& pass, Probe& probe) override { model_.run(pass, probe); }
-  void begin(const PassInfo& pass, Probe& probe) override {
-    made_ = pass_of(model_, pass);
-    probe_ = &probe;
-    next_ = 0;
-    probe.begin(pass);
-  }
-  void advance(int through) override {
-    for (; next_ < made_.tensors.size() && step_of(next_) <= through; ++next_) {
-      const RecordedTensor& t = made_.tensors[next_];
-      if (probe_->wants(*t.point, t.layer)) (*probe_)(*t.point, t.layer, t.rows, t.data);
-    }
-    if (through == kLayers) probe_->end();
-  }
-  void follow(Routes) override {}
-  void end(int32_t) override {}
-
- private:
-  int step_of(size_t i) const {
-    const int layer = made_.tensors[i].layer;
-    return layer < 0 && i > 0 ? kLayers : layer;  // embed is the first
-  }
-
-  FakeModel model_;
-  Pass made_;
-  Probe* probe_ = nullptr;
-  size_t next_ = 0;
-};
+constexpr int kLayers = InSteps::kLayers;
 
 struct Judgement {
   Result result;
@@ -86,6 +58,41 @@ auto fields(const Finding& f) {
   return std::tuple(text_of(f.node.place), f.node.pass, f.node.request, f.position, f.verdict,
                     f.value, f.limit, f.budgets, f.rule, f.want, f.got);
 }
+
+// An oracle of a device, which measures nothing there: the models compute beside the judge then,
+// and several places are asked about at once.
+class DeviceOracle final : public FakeOracle {
+ public:
+  bool on_device() const override { return true; }
+  bool asked_by_several() const override { return true; }
+  int64_t least_measured() const override { return std::numeric_limits<int64_t>::max(); }
+  Exact evaluate(const OracleCall& call) override {
+    most = std::max<int>(most, ++asking_);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    --asking_;
+    const std::lock_guard lock(mutex_);
+    return FakeOracle::evaluate(call);
+  }
+
+  std::atomic<int> most = 0;  // that asked at once
+
+ private:
+  std::atomic<int> asking_ = 0;
+  std::mutex mutex_;
+};
+
+// Fails at a layer.
+class Failing final : public InSteps {
+ public:
+  Failing(DType dtype, int at) : InSteps(dtype), at_(at) {}
+  void advance(int through) override {
+    check(through < at_, "layer {} fails", through);
+    InSteps::advance(through);
+  }
+
+ private:
+  int at_;
+};
 
 class PartsTest : public JudgeTest {
  protected:
@@ -132,6 +139,63 @@ TEST_F(PartsTest, FindingsAreThoseOfAWholePass) {
       propagated += count(live.result, Verdict::propagated);
     }
   EXPECT_GT(propagated, 10);
+}
+
+TEST_F(PartsTest, WhatIsComputedAndAskedAheadChangesNothing) {
+  const auto shift = [](std::vector<double>& v) { v[3] += 1; };
+  DeviceOracle oracle;
+  for (const FakeRun& run : {clean(), spoilt("attn.v", 0, 1, shift)}) {
+    const Judgement beside = judged_live(run, oracle), alone = expect_same(run);
+    EXPECT_EQ(beside.result.story, alone.result.story);
+    EXPECT_EQ(beside.result.notes, alone.result.notes);
+    EXPECT_EQ(beside.early, alone.early);
+    for (const Verdict v : {Verdict::rounding, Verdict::propagated, Verdict::introduced})
+      EXPECT_EQ(count(beside.result, v), count(alone.result, v)) << name_of(v);
+  }
+  EXPECT_GT(oracle.most, 1);
+}
+
+TEST_F(PartsTest, ALongPassIsRememberedWhileItIsJudged) {
+  FakeModel right(DType::bf16), wrong(DType::bf16);
+  wrong.before_reading = [](FakeModel& m, int layer) {
+    if (layer == 1) m.lane(1, 1)[7] = m.lane(1, 0)[305];
+  };
+  const std::vector<int> prompts = {310, 9};
+  EXPECT_EQ(expect_same(fake_run(right, DType::bf16, 1, prompts)).result.verdict,
+            RunVerdict::clean);
+  const Result found = expect_same(fake_run(wrong, DType::bf16, 1, prompts)).result;
+  expect_first(found, "layer 1 attn.kv", 0, 1, Verdict::introduced);
+  EXPECT_NE(found.story.find("request 0 position 305 wrote"), std::string::npos) << found.story;
+}
+
+TEST_F(PartsTest, AModelThatFailsAheadIsHeardOfWhereItIsNeeded) {
+  const FakeRun run = clean();
+  for (const int layer : {0, 1}) {
+    Failing model(DType::f64, layer);
+    Background thread;
+    ModelPass pass(
+        model, run.passes[0].info, [](const Point&, int) { return true; }, {}, /*threads=*/1);
+    pass.begin_advance(layer, thread);
+    EXPECT_THROW(pass.advance(layer), Error) << layer;
+  }
+}
+
+TEST_F(PartsTest, WhatAModelComputesAheadIsHeldFromItsTurnOn) {
+  const FakeRun run = clean();
+  InSteps model(DType::f64);
+  std::vector<int> said;
+  Background thread;
+  ModelPass pass(
+      model, run.passes[0].info, [](const Point&, int) { return true; },
+      [&](int layer) { said.push_back(layer); }, /*threads=*/1);
+  pass.begin_advance(0, thread);
+  thread.wait();
+  EXPECT_TRUE(pass.pass().tensors.empty());
+  pass.advance(0);
+  EXPECT_NE(pass.pass().find(point("attn.k"), 0), nullptr);
+  EXPECT_TRUE(said.empty());
+  pass.advance(kLayers);
+  EXPECT_EQ(said, std::vector{1});
 }
 
 TEST_F(PartsTest, ALayerThatLacksATensorWaitsForTheEndOfThePass) {
