@@ -322,8 +322,10 @@ struct Followers {
   RunProgress& progress;
   bool found = false;  // a pass had a finding
 
-  LiveJudge::Options options() {
+  // beside: as LiveJudge::Options.
+  LiveJudge::Options options(bool beside) {
     return {.digests = writer != nullptr,
+            .beside = beside,
             .keeps = [this](const auto& tensor, const auto& flags) { return keeps(tensor, flags); },
             .judged = [this](const Pass& so_far, const auto& flags) { explain(so_far, flags); },
             .ended = [this](Pass pass, const auto& flags) { end_pass(pass, flags); }};
@@ -351,10 +353,10 @@ struct Followers {
 
 //   Engine -> Probe -> LayerWatch -> [RecordBefore] -> [watch] -> [Auditor] -> Only -> LiveJudge
 //                                                                                        |
-//                     trace <- keep_only <- Causes <- Judge, layer by layer, while the engine waits
+//                                        trace <- keep_only <- Causes <- Judge, layer by layer
 //
-// A layer is judged before the next one is computed, so that memory holds little of a pass; and a
-// pass before the next one, so that --fail-fast stops at the first finding.
+// A layer is judged before the next one is computed, on a device while it is, so that memory holds
+// little of a pass; and a pass before the next one, so that --fail-fast stops at the first finding.
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = oracle_of(run, reference);
@@ -378,7 +380,10 @@ Result judge_run(const JudgedRun& run) {
   Causes causes(manifest, judge, *oracle, *models.hypotheses, judging.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
   Followers followers{run, manifest.graph, judge, causes, budget, writer.get(), progress};
-  LiveJudge live(judge, followers.options());
+  // Whoever stands between the engine and its ops may ask the oracle too, and ranks wait for each
+  // other; on the CPU both sides want all processors.
+  const bool beside = options.device != Device::cpu && seeded.clean && !run.before && !run.ranks;
+  LiveJudge live(judge, followers.options(beside));
   Only needed(live, wanted_to_judge(manifest.graph, judging));
   Auditor auditor(run.engine.page_size);
   Tee audited(needed, auditor);

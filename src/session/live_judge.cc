@@ -9,7 +9,8 @@ namespace lockstep {
 LiveJudge::LiveJudge(Judge& judge, Options options)
     : judge_(judge),
       options_(std::move(options)),
-      recorder_({}, options_.digests, [this](Pass pass) { take(std::move(pass)); }) {}
+      recorder_({}, options_.digests, [this](Pass pass) { take(std::move(pass)); }),
+      thread_(options_.beside ? std::make_unique<Background>() : nullptr) {}
 
 void LiveJudge::begin(const PassInfo& pass) {
   pass_ = {};
@@ -22,6 +23,7 @@ void LiveJudge::begin(const PassInfo& pass) {
 
 // The logits and the tokens come after the last layer, and so together.
 void LiveJudge::take(Pass pass) {
+  if (thread_) thread_->wait();
   std::ranges::move(pass.tensors, std::back_inserter(pass_.tensors));
   if (!pass.logits.empty()) pass_.logits = std::move(pass.logits);
 }
@@ -32,9 +34,17 @@ void LiveJudge::record(const Record& record) {
     layer_ = record.layer;
     recorder_.end();
     recorder_.begin(pass_.info);
-    while (judge_.has_next_part(pass_)) judge_part();
+    judge_what_is_there();
   }
   recorder_.record(record);
+}
+
+void LiveJudge::judge_what_is_there() {
+  const auto judge = [this] {
+    while (judge_.has_next_part(pass_)) judge_part();
+  };
+  if (!thread_) return judge();
+  thread_->begin(judge);
 }
 
 void LiveJudge::judge_part() {

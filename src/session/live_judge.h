@@ -1,23 +1,29 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "probes/recorder.h"
+#include "src/judge/background.h"
 #include "src/judge/judge.h"
 
 namespace lockstep {
 
-// Judges passes while they are computed: as soon as a layer has been shown, its places are judged
-// while the engine waits, and tensors that nothing reads later are let go. So memory holds the
-// tensors of a layer or two, however many layers there are. A layer that lacks tensors waits until
-// the pass has ended, and so do those after it.
+// Judges passes while they are computed: as soon as a layer has been shown, its places are judged,
+// and tensors that nothing reads later are let go. So memory holds the tensors of a layer or two,
+// however many layers there are. A layer that lacks tensors waits until the pass has ended, and so
+// do those after it.
 class LiveJudge final : public Sink {
  public:
   struct Options {
     bool digests = false;  // as of a Recorder
-    // Tensors whose data stays until the pass has ended, given what of it is a finding so far, its
-    // own place included. Empty: none.
+    // Whether a thread of its own judges a layer while the next one is computed and shown; else the
+    // engine waits. A pass has been judged when it ends. What a call here throws may be of the
+    // layer before.
+    bool beside = false;
+    // By that thread, but for the last one: tensors whose data stays until the pass has ended,
+    // given what of it is a finding so far, its own place included. Empty: none.
     std::function<bool(const RecordedTensor& tensor, const std::vector<NodeId>& flags)> keeps;
     // Called after some places of a pass were judged (Judge::has_just_judged), with what of them is
     // a finding; what they read is there. May be empty.
@@ -36,6 +42,7 @@ class LiveJudge final : public Sink {
 
  private:
   void take(Pass pass);
+  void judge_what_is_there();
   void judge_part();
   void let_go();
 
@@ -45,6 +52,7 @@ class LiveJudge final : public Sink {
   Pass pass_;          // that is judged, as far as it was taken
   int layer_ = -1;     // that is shown
   std::vector<NodeId> flags_;
+  std::unique_ptr<Background> thread_;  // ends before all above; null: it is none of its own
 };
 
 }  // namespace lockstep

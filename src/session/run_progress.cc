@@ -36,13 +36,20 @@ RunProgress::RunProgress(Show show, int layers, int64_t total) : show_(std::move
 }
 
 void RunProgress::begin_pass(int32_t pass, int64_t rows) {
+  const std::lock_guard lock(mutex_);
   moment_.pass = pass;
   moment_.rows = rows;
+}
+
+void RunProgress::end_pass() {
+  const std::lock_guard lock(mutex_);
+  moment_.done += moment_.rows;
 }
 
 // Called for every layer, shown ten times a second at most.
 void RunProgress::at(std::string_view doing, int layer) {
   if (!show_) return;
+  const std::lock_guard lock(mutex_);
   const Clock::time_point now = Clock::now();
   if (now - shown_ < kBetween) return;
   shown_ = now;

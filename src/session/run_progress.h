@@ -3,12 +3,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 
 namespace lockstep {
 
-// Follows a run pass by pass and hands out its line, ten times a second at most. One thread.
+// Follows a run pass by pass and hands out its line, ten times a second at most.
 class RunProgress {
  public:
   // The line that says how far a judged run is, where in the model it is, and when it may end.
@@ -29,12 +30,14 @@ class RunProgress {
   // `total`: tokens that will be fed. An empty `show` makes every call cost nothing.
   RunProgress(Show show, int layers, int64_t total);
 
+  // One thread computes while another may judge.
   void begin_pass(int32_t pass, int64_t rows);
   void at(std::string_view doing, int layer);
-  void end_pass() { moment_.done += moment_.rows; }
+  void end_pass();
 
  private:
   using Clock = std::chrono::steady_clock;
+  std::mutex mutex_;  // guards all below
   Show show_;
   Moment moment_;
   Clock::time_point begin_ = Clock::now(), shown_{};
