@@ -16,33 +16,49 @@ const Ops* cuda_ops = nullptr;
 const Ops* broken_cuda_ops = nullptr;
 const RoofKernels* cuda_roofs = nullptr;
 
+// The functions of the library of CUDA ops.
+struct CudaLibrary {
+  const Ops* (*ops)(int, DeviceRuntime*);
+  decltype(&lockstep_cuda_broken_ops) broken;
+  decltype(&lockstep_cuda_roofs) roofs;
+  int (*devices)();
+};
+
 // The CUDA ops are a library of their own, so that one binary runs where there is no driver. Never
 // closed: tensors of static storage may be released after main.
-void* cuda_library() {
-  void* handle = open_built_library("liblockstep_cuda.so");
+CudaLibrary opened_library() {
+  void* const handle = open_built_library("liblockstep_cuda.so");
   check(handle != nullptr,
         "--device cuda needs the CUDA ops, which could not be opened ({}): build with "
         "-DLOCKSTEP_CUDA=ON and keep liblockstep_cuda.so beside the executable, or use "
         "--device cpu",
         handle == nullptr ? dlerror() : "");
-  return handle;
+  CudaLibrary library;
+  const auto find = [handle]<typename F>(F& function, const char* name) {
+    function = reinterpret_cast<F>(dlsym(handle, name));
+    check(function != nullptr,
+          "liblockstep_cuda.so is not the CUDA library of this build: rebuild it");
+  };
+  find(library.ops, "lockstep_cuda_ops");
+  find(library.broken, "lockstep_cuda_broken_ops");
+  find(library.roofs, "lockstep_cuda_roofs");
+  find(library.devices, "lockstep_cuda_devices");
+  return library;
+}
+
+// To look into it again would wait for whoever else loads a library meanwhile.
+const CudaLibrary& cuda_library() {
+  static const CudaLibrary library = opened_library();
+  return library;
 }
 
 void open_cuda(int number) {
-  void* handle = cuda_library();
-  using Factory = const Ops* (*)(int, DeviceRuntime*);
-  const auto factory = reinterpret_cast<Factory>(dlsym(handle, "lockstep_cuda_ops"));
-  const auto broken = reinterpret_cast<decltype(&lockstep_cuda_broken_ops)>(
-      dlsym(handle, "lockstep_cuda_broken_ops"));
-  const auto roofs =
-      reinterpret_cast<decltype(&lockstep_cuda_roofs)>(dlsym(handle, "lockstep_cuda_roofs"));
-  check(factory != nullptr && broken != nullptr && roofs != nullptr,
-        "liblockstep_cuda.so is not the CUDA library of this build: rebuild it");
+  const CudaLibrary& library = cuda_library();
   DeviceRuntime runtime;
-  cuda_ops = factory(number, &runtime);
+  cuda_ops = library.ops(number, &runtime);
   register_runtime(runtime);
-  broken_cuda_ops = broken();
-  cuda_roofs = roofs();
+  broken_cuda_ops = library.broken();
+  cuda_roofs = library.roofs();
 }
 
 }  // namespace
@@ -53,11 +69,7 @@ Device open_device(const std::string& name) {
   return device;
 }
 
-int cuda_devices() {
-  const auto count = reinterpret_cast<int (*)()>(dlsym(cuda_library(), "lockstep_cuda_devices"));
-  check(count != nullptr, "liblockstep_cuda.so is not the CUDA library of this build: rebuild it");
-  return count();
-}
+int cuda_devices() { return cuda_library().devices(); }
 
 Ops ops_of(Device device) {
   if (device == Device::cpu) return cpu_ops();

@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "src/session/confirm.h"
 #include "src/session/determinism.h"
+#include "src/session/device.h"
 #include "src/session/instructions.h"
 #include "src/session/judged_run.h"
 #include "src/session/modes.h"
@@ -118,6 +119,10 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
     check(seat != nullptr || fault.rank < 0,
           "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
           fault.rank);
+  // Meanwhile the device is opened, whose library would wait to be loaded.
+  std::future<void> loading;
+  if (options.modes.empty() && options.model.device.starts_with("cuda") && cuda_devices() > 0)
+    loading = load_reference_for_device();
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);
   Progress progress(options.report.detail);
