@@ -2,7 +2,7 @@
 // graphs, which is how it is served; and as graphs that digest every point, which is what observing
 // costs. All three must choose the same tokens, or the figures would be of different work. Few
 // requests are served by steps of one launch too, whose sums are in another order: those must
-// choose the same tokens whether they are digested or not. Attention of long contexts is timed by
+// choose the same tokens whether they are observed or not. Attention of long contexts is timed by
 // itself, over pages in random order, for it alone must keep pace with memory.
 //
 // Passes are timed on the host around Engine::step, which returns when the tokens are there.
@@ -53,8 +53,19 @@ struct Timed {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-// Whether each pass is observed.
-enum class Seen : uint8_t { nothing, digests };
+// A pass may be observed: every point is stored where somebody could look, or digested.
+enum class Seen : uint8_t { nothing, points, digests };
+
+// Whoever could look at the points on the device, and does not. What is read from a cache is stored
+// for no step.
+class Taps final : public Sink {
+ public:
+  bool on_device() const override { return true; }
+  bool wants(const Point& point, int) const override { return !point.is_cache(); }
+  void begin(const PassInfo&) override {}
+  void record(const Record&) override {}
+  void end() override {}
+};
 
 // Serves all requests at once in an engine of its own.
 Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Request>& requests,
@@ -68,7 +79,10 @@ Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Reque
   for (const Request& request : requests) engine.submit(request);
   Timed timed;
   DigestRecorder recorder({}, false, [](const Pass&) {});
-  Probe probe = seen == Seen::digests ? Probe(&recorder) : Probe();
+  Taps taps;
+  Probe probe = seen == Seen::digests  ? Probe(&recorder)
+                : seen == Seen::points ? Probe(&taps)
+                                       : Probe();
   for (bool more = true; more;) {
     const double seconds = seconds_of([&] { more = engine.step(probe); });
     if (more) timed.seconds.push_back(seconds);
@@ -196,7 +210,7 @@ double median_pass(const Timed& timed) {
   return median_of({timed.seconds.begin() + kDeviceWarmUp, timed.seconds.end()});
 }
 
-// Decode passes of one launch each, and the same with every point digested.
+// Decode passes of one launch each, and the same with every point stored, and digested.
 void one_launch(const std::string& shape, const Checkpoint& checkpoint, const Load& load,
                 const std::vector<Request>& requests, DeviceRoofs& roofs,
                 std::vector<Figure>& list) {
@@ -206,12 +220,15 @@ void one_launch(const std::string& shape, const Checkpoint& checkpoint, const Lo
   };
   const Timed timed = served(Seen::nothing);
   roofs.sample();
+  const Timed stored = served(Seen::points);
   const Timed seen = served(Seen::digests);
-  check(seen.tokens == timed.tokens,
-        "bench wants the same tokens from a step of one launch whether it is digested or not, "
+  check(seen.tokens == timed.tokens && stored.tokens == timed.tokens,
+        "bench wants the same tokens from a step of one launch whether it is observed or not, "
         "found others: `lockstep run --device cuda --executor persistent` judges it");
   list.push_back(
       decode(shape, load, "one launch", timed, decode_bytes(checkpoint, load) / roofs.read()));
+  list.push_back(decode(shape, load, "one launch, every point stored", stored, median_pass(timed),
+                        Figure::Whole::step));
   list.push_back(decode(shape, load, "one launch, every point digested", seen, median_pass(timed),
                         Figure::Whole::step));
 }
