@@ -388,7 +388,6 @@ DrawReplay::Outcome Judge::State::enter_what_the_end_shows(
 // In this order: contracts, passes that waited for them, what only the end shows (tokens, draws,
 // pools of nodes), notes, and the story. Each step may add findings that the next ones count.
 Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool complete) {
-  reference_check.finish();
   op_judge.decide_contracts(ledger.places());
   for (Judged& judged : waiting) {
     settle(judged);

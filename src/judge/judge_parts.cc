@@ -340,7 +340,10 @@ void Judge::State::end(const Judged& judged) {
       logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));
 }
 
+// Nothing is asked any more then: the engine may capture a graph, during which nobody else may
+// begin anything on the stream that the oracle has in common with it.
 void Judge::State::end_pass(const Pass& shown) {
+  reference_check.wait();
   const Pass& pass = work->narrow ? *work->narrow : shown;
   flow.end(pass);
   draws.add(pass, [this](const Row& row) { return flow.tokens_up_to(row); });

@@ -63,7 +63,7 @@ void ReferenceCheck::begin_pass() {
 }
 
 void ReferenceCheck::check(const ModelPass& exact, int before) {
-  finish();
+  wait();
   auto questions = std::make_shared<std::vector<std::unique_ptr<const Question>>>();
   for (; next_ < due_.size(); ++next_) {
     const Place& place = places_[due_[next_]];
@@ -79,7 +79,7 @@ void ReferenceCheck::check(const ModelPass& exact, int before) {
   thread_->begin(ask_all);
 }
 
-void ReferenceCheck::finish() {
+void ReferenceCheck::wait() {
   if (thread_) thread_->wait();
 }
 

@@ -28,8 +28,8 @@ class ReferenceCheck {
   // graph, and were not checked yet. What it does not show is not asked.
   void check(const ModelPass& exact, int before);
 
-  // After the last pass. Throws Error where the oracle could not be asked.
-  void finish();
+  // Returns when the oracle is asked no more. Throws Error where it could not be asked.
+  void wait();
   // From then on: how many places were checked, and the first one where they differ, in a
   // sentence's words; empty: nowhere.
   int64_t checked() const { return checked_; }
