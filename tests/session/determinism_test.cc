@@ -76,6 +76,8 @@ TEST(Determinism, ProductsOfFewRowsAreSeenToDependOnTheBatch) {
   const OpBits& q = bits_of(result, {&point("attn.q"), 0});
   EXPECT_NE(q.bits, OpBits::SameFor::always);
   EXPECT_EQ(std::ranges::count(q.depends_on, Circumstance::batch), 1) << text_of(q);
+  for (const Circumstance by : q.depends_on)
+    EXPECT_TRUE(by == Circumstance::batch || by == Circumstance::place) << text_of(q);
   EXPECT_EQ(q.terms, 192);
   // How many kinds of bits, and whether rows of one batch have several, oneDNN's choice of kernels
   // for this processor decides: with AVX2 alone they have.
