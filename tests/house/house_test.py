@@ -259,6 +259,13 @@ class Tidy(Rule):
         self.write("kernels/a.cc", "long f() { return sizeof(sizeof(int)); }\n")
         self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
 
+    def test_files_that_the_build_compiles_together_are_read_too(self):
+        self.write("kernels/b.cc", "long b() { return sizeof(sizeof(int)); }\n")
+        together = self.write("Unity/unity_0_cxx.cxx", "".join(
+            f'#include "{self.root / path}"\n' for path in ("kernels/a.cc", "kernels/b.cc")))
+        self.build(together.relative_to(self.root))
+        self.expect(tidy.problems, "bugprone-sizeof-expression", build=self.root)
+
     def test_names_clash_in_no_other_folder(self):
         helper = "namespace { int helper() { return 1; } }\n"
         self.write("kernels/b.cc", helper + "int b() { return helper(); }\n")

@@ -32,14 +32,25 @@ def flags_of(command):
             yield argument
 
 
+def commands_of(build):
+    """By file, the command that compiles it, maybe with others that CMake put together in one."""
+    known = json.loads((pathlib.Path(build) / "compile_commands.json").read_text())
+    commands = {}
+    for entry in known:
+        path = pathlib.Path(entry["file"])
+        text = path.read_text() if path.parent.name == "Unity" else ""
+        for file in re.findall(r'^#include "(.+)"$', text, re.M) or [entry["file"]]:
+            commands[file] = entry["command"]
+    return commands
+
+
 def groups(root, build):
     """The product's files by folder and flags, the largest group first.
 
     Files of rooms that this build leaves out (LibTorch, CUDA) have no command to read them by;
     tests cost as much as all the rest and have themselves to find their bugs.
     """
-    known = json.loads((pathlib.Path(build) / "compile_commands.json").read_text())
-    commands = {entry["file"]: entry["command"] for entry in known}
+    commands = commands_of(build)
     found = {}
     for path in house.files(root, {".cc"}):
         command = commands.get(str(root / path))

@@ -247,7 +247,7 @@ Exact RankOracle::by_rank(const OracleCall& call) {
   for (Numbers Exact::*values : {&Exact::want, &Exact::magnitude, &Exact::factor, &Exact::ties,
                                  &Exact::tie_squares, &Exact::spread, &Exact::spread_squares,
                                  &Exact::weighted_squares, &Exact::score, &Exact::overlap}) {
-    std::vector<double> joined((all.*values).begin(), (all.*values).end());
+    std::vector<double> joined((all.*values).size());
     const bool of_heads = values == &Exact::score || values == &Exact::overlap;  // one a head
     for (size_t i = 0; i < joined.size(); ++i) {
       const auto at = (static_cast<int64_t>(i) / (of_heads ? 1 : after)) % all.shape[axis];
