@@ -131,6 +131,11 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
 
 }  // namespace
 
+Shape cache_shape(const RecordedTensor& kv, const RecordedTensor* k) {
+  const bool says = k && k->shape.rank() == 3 && kv.shape.rank() > 0;
+  return says ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
+}
+
 std::vector<uint64_t> hashes_of(const RecordedTensor& kv) {
   if (kv.row_hashes.size() == kv.rows.size() || kv.data.view().empty()) return kv.row_hashes;
   return row_hashes_of(kv.data);

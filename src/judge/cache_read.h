@@ -17,7 +17,8 @@ class CacheRead {
  public:
   CacheRead() = default;
   // kv: of one request, [length, 2, kv_heads, head_dim]; null, or without rows that history knows:
-  // there is trouble. What it takes it copies, so that neither has to outlive it.
+  // there is trouble. What it takes it copies, so that neither has to outlive it. Its own copies
+  // share that.
   CacheRead(const RecordedTensor* kv, const KvHistory& history);
 
   const std::string& trouble() const { return trouble_; }  // empty: none
@@ -27,6 +28,13 @@ class CacheRead {
   Tensor k_, v_;
   std::string trouble_;
 };
+
+// The shape that attn.kv of a request must have by the K that was written for it (null: that is not
+// known): its own where K does not say.
+Shape cache_shape(const RecordedTensor& kv, const RecordedTensor* k);
+inline bool has_cache_shape(const RecordedTensor& kv, const RecordedTensor* k) {
+  return kv.shape.rank() == 4 && kv.shape == cache_shape(kv, k);
+}
 
 // The hash of each row of attn.kv, of the bytes of K, then V; fewer where they are not known.
 std::vector<uint64_t> hashes_of(const RecordedTensor& kv);

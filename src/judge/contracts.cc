@@ -122,6 +122,14 @@ bool Contracts::is_out(const Place& place, size_t candidate) const {
   return layer == of->second.by_layer.end() || !layer->second.fits(candidate);
 }
 
+RoundingContract Contracts::first_tried(const Place& place, const ContractTraits& traits) const {
+  const std::vector<RoundingContract> all = candidates(place, traits);
+  if (all.size() == 1) return stricter_of(all.front());
+  for (size_t c = 0; c < all.size(); ++c)
+    if (!is_out(place, c)) return all[c];
+  return all.front();
+}
+
 void Contracts::add_misfit(const Place& place, size_t candidate) {
   const auto of = points_.find(place.point->order());
   if (of == points_.end() || !of->second.by_layer.contains(place.layer)) return;

@@ -91,6 +91,8 @@ class Contracts {
   // other: once it failed in most layers, three at least, while another had failed at no node. Not
   // where it has fitted every node of the place so far.
   bool is_out(const Place& place, size_t candidate) const;
+  // The contract under which nodes of the place are judged first, as far as is known by now.
+  RoundingContract first_tried(const Place& place, const ContractTraits& traits) const;
   // Enters the outcomes of a node under each of its candidates; one that was not tried says so.
   void add(const Place& place, std::span<const RoundingContract> candidates,
            std::span<const NodeOutcome> outcomes);

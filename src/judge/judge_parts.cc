@@ -302,6 +302,7 @@ std::vector<NodeId> Judge::State::judge_part() {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
     for (; expected < std::min(part.end, i + 1 + op_judge.most_expected()); ++expected) {
       const Place& place = ledger.places()[expected];
+      if (row_of(place.point->op).attends) await_history();
       if (options.selection.has(*place.point, place.layer))
         op_judge.expect(place, ancestry.inputs(expected), pass);
     }

@@ -1,8 +1,8 @@
-// Contracts and groups of an OpJudge; op_blocks.cc measures, op_judge_exact.cc compares what must
-// be exact. The order of the questions saves time: a contract that failed in most layers is asked
-// last, and only of nodes that fit no other; a finding under a declared contract is judged again
-// under the others, a few nodes a place, so that the report can say which rounding would make it
-// right.
+// Contracts and groups of an OpJudge; op_questions.cc asks, op_blocks.cc measures,
+// op_judge_exact.cc compares what must be exact. The order of the questions saves time: a contract
+// that failed in most layers is asked last, and only of nodes that fit no other; a finding under a
+// declared contract is judged again under the others, a few nodes a place, so that the report can
+// say which rounding would make it right.
 #include "src/judge/op_judge.h"
 
 #include <fmt/format.h>
@@ -215,19 +215,6 @@ void OpJudge::add_rows(const JudgedPass& pass, const NodeRows& node, Group& grou
   group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
   group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
   group.members.emplace_back(&node, &outcomes);
-}
-
-std::string OpJudge::find_cache(const Place& kv, const JudgedPass& pass, const NodeRows& node,
-                                Group& group) const {
-  if (hidden_.covers(kv)) {
-    group.derived = hidden_.keys_values(kv, node.request, pass.seen.length_of(node.request));
-    group.blurred_inputs = group.blurred_inputs || !group.derived.exact();
-    return group.derived.trouble;
-  }
-  group.cache = CacheRead(pass.seen.tensor(kv, node.request), pass.history);
-  if (misshapen_.contains(key_of(kv)) || !pass.seen.trouble(kv, options_.dtype, node).text.empty())
-    return "attn.kv, which the op reads, was not captured, or not as the model has it";
-  return group.cache.trouble();
 }
 
 std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,

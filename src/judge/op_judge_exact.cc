@@ -13,13 +13,12 @@ NodeOutcome OpJudge::judge_cache(const Place& place, const std::vector<Place>& i
                                  const JudgedPass& pass, const NodeRows& node) {
   const RecordedTensor& kv = *pass.seen.tensor(place, node.request);
   const RecordedTensor* k = pass.seen.tensor(inputs.at(0), node.request);
-  const Shape wanted =
-      k && k->shape.rank() == 3 ? Shape{kv.shape[0], 2, k->shape[1], k->shape[2]} : kv.shape;
   // Attention must not be asked what it makes of such a tensor.
-  if (kv.shape != wanted || kv.shape.rank() != 4) {
+  if (!has_cache_shape(kv, k)) {
     misshapen_.insert(key_of(place));
-    return structural(fmt::format("shape {} was wanted, found {}", wanted.text(), kv.shape.text()),
-                      node.rows.front().position);
+    return structural(
+        fmt::format("shape {} was wanted, found {}", cache_shape(kv, k).text(), kv.shape.text()),
+        node.rows.front().position);
   }
   return compare_cache(kv, place.layer, pass.history);
 }

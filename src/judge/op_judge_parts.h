@@ -1,7 +1,10 @@
 // The parts of an OpJudge's work on a place: op_judge.cc gathers nodes into groups and makes
-// outcomes of what they came to, op_blocks.cc measures blocks of their rows.
+// outcomes of what they came to, op_questions.cc asks the oracle about blocks of their rows, also
+// before their turn, and op_blocks.cc measures them.
 #pragma once
 
+#include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -66,6 +69,64 @@ struct OpJudge::Measured {
   ErrorSums sums;
   bool wrong = false;  // an element is over its budget
   std::optional<Order> order;
+};
+
+struct OpJudge::Question {
+  OracleCall call;
+  std::vector<Place> read;  // whose tensors `inputs` are
+  std::vector<SelectedRows> inputs;
+  SelectedRows got;  // what is judged
+
+  void pick(const std::vector<Place>& places, const auto& tensor_of) {
+    read = places;
+    for (const Place& place : places) inputs.emplace_back(tensor_of(place), call.rows);
+    for (const SelectedRows& input : inputs) call.inputs.push_back(input.view());
+  }
+};
+
+// A question that the oracle is asked, in the background or when the answer is wanted.
+struct OpJudge::Asked {
+  Asked(Oracle& asked, Question about, size_t first_)
+      : oracle(asked), question(std::move(about)), first(first_) {}
+  Asked(const Asked&) = delete;
+  // Whoever answers reads the question.
+  ~Asked() {
+    if (by) by->wait();
+  }
+
+  void begin(Background& background) {
+    by = &background;
+    background.begin([this] {
+      try {
+        found = oracle.evaluate(question.call);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+  }
+  Exact answer() {
+    if (!by) return oracle.evaluate(question.call);
+    std::exchange(by, nullptr)->wait();
+    if (failure) std::rethrow_exception(failure);
+    return std::move(found);
+  }
+
+  Oracle& oracle;
+  Question question;
+  size_t first;              // row of the group
+  Background* by = nullptr;  // null: nobody answers it now
+  Exact found;
+  std::exception_ptr failure;
+};
+
+// A place after the one that is judged, and its first block once that was asked about.
+struct OpJudge::Expected {
+  Place place;
+  std::vector<Place> inputs;
+  const JudgedPass* pass;
+  Group group;
+  std::unique_ptr<Asked> asked;  // null: not yet, or it is not known what will be asked
+  bool was_asked = false;        // or found to be none that is
 };
 
 }  // namespace lockstep
