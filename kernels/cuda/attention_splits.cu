@@ -69,15 +69,18 @@ __global__ void __launch_bounds__(kBlocks* kWarp, 3) attend_splits(AttentionArgu
   }
 }
 
-// Blocks that keep any device busy to the end although each takes several splits.
-constexpr int64_t kManyBlocks = 8192;
+// A block takes two splits, so that the keys of the second are on their way while the first is
+// computed, where that leaves blocks enough for any device; and more where there are very many.
+constexpr int64_t kEnoughBlocks = 1024, kManyBlocks = 8192;
 
 template <typename T, int kDim>
 void launch(const OpContext& context, const AttentionArguments<T>& a) {
   constexpr unsigned kBytes = sizeof(SplitBuffers<T, kDim>);
   grant_shared<attend_splits<T, kDim>>(kBytes);
   const int64_t tiles = max_q_tiles(a, kTileRows);
-  const int64_t each = std::max<int64_t>(1, tiles * a.kv_heads * a.kv_splits / kManyBlocks);
+  const int64_t all = tiles * a.kv_heads * a.kv_splits;
+  const int64_t each =
+      std::clamp<int64_t>(all / kEnoughBlocks, 1, std::max<int64_t>(2, all / kManyBlocks));
   const dim3 blocks(tiles, a.kv_heads, (a.kv_splits + each - 1) / each);
   launch_pdl("paged_attention", context.stream, blocks, {kBlocks * kWarp, kBytes},
              attend_splits<T, kDim>, a);
