@@ -461,6 +461,20 @@ class TensorsByHand(InFolder):
                 self.assertEqual((len(file), len(file["more39/column"])), (41, 39))
 
 
+class Requests(InFolder):
+    def test_what_a_request_entered_with_is_of_its_prompt(self):
+        """Not what it comes back with, among which is what it chose."""
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            writer.begin_pass([8, 21], [3, 0], [0, 1], inherited={0: [5, 6, 7]})
+            writer.show("embed", None, np.zeros((2, 192), "f4"))
+            writer.begin_pass([9], [4], inherited={0: [5, 6, 7, 8]})
+            writer.show("embed", None, np.zeros((1, 192), "f4"))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.id, r.prompt, r.tokens) for r in trace.requests],
+                             [(0, [5, 6, 7], [8, 9]), (1, [21], [])])
+
+
 class Refused(InFolder):
     """What a Writer is not to be told; nothing is left under the trace's name."""
 

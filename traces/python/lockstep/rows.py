@@ -70,11 +70,11 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
                 chosen: Sequence[dict[Row, int]], sampled: Mapping[int, int]) -> list[Request]:
     """The requests that the passes tell of.
 
-    The prompt is what the first passes fed; what a decode row fed is a token that was chosen
-    before, and what the last row of logits chose is the last. argmax and chosen have, by pass, the
-    most likely and the chosen token of each row of logits, as far as they are known. Tokens that
-    are not the chosen ones were forced, unless they were drawn: sampled has the last one of each
-    request of which they were.
+    The prompt is what requests entered with and what the first passes fed; what a decode row fed is
+    a token that was chosen before, and what the last row of logits chose is the last. argmax and
+    chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
+    are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
+    the last one of each request of which they were.
     """
     found: dict[int, Request] = {}
     fed: dict[int, dict[int, int]] = {}   # by request and position, what came last
@@ -82,6 +82,10 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     picked: dict[int, dict[int, int]] = {}
     prompts: dict[int, int] = {}
     for run, best, taken in zip(passes, argmax, chosen):
+        for request, tokens in run.inherited.items():
+            if request not in fed:  # else it comes back, with what it was fed before
+                fed[request] = dict(enumerate(tokens))
+                prompts[request] = len(tokens)
         for row in run.rows:
             fed.setdefault(row.request, {})[row.position] = row.token
             if not row.decode:
