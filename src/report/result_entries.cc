@@ -99,7 +99,11 @@ std::string which_nodes(const Result& result, const WrongOp& op) {
     // The first token comes of the prefill, and each further one of a decode pass.
     decodes += std::max<int64_t>(std::ssize(r.tokens) - 1, 0);
   if (in_prompt == 0 && past_it == decodes) return "every decode pass, no prefill";
-  std::string text = in_prompt == 0 ? "past the prompts only" : past_it == 0 ? "prompts only" : "";
+  // Where no pass is of decode there is nothing that they could be told from.
+  std::string text = decodes == 0     ? ""
+                     : in_prompt == 0 ? "past the prompts only"
+                     : past_it == 0   ? "prompts only"
+                                      : "";
   if (one_request && result.requests.size() > 1)
     text += fmt::format("{}request {} alone", text.empty() ? "" : ", ",
                         op.findings.front()->node.request);
@@ -221,7 +225,9 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
   if (worst.shape)
     // rule_of() begins with "wrong: " where there is no other rule: the entry's name says it here.
     lines.entries.emplace_back("where", rule_of({.rule = "", .shape = worst.shape}).substr(7));
-  if (!worst.rule.empty()) lines.entries.emplace_back("what", worst.rule);
+  const bool counts = worst.statistic.has_value() && !is_of_all_nodes(worst);
+  const char* const whose = counts && op.findings.size() > 1 ? "in that node " : "";
+  if (!worst.rule.empty()) lines.entries.emplace_back("what", whose + worst.rule);
   if (!worst.region.empty())
     lines.entries.emplace_back(
         "region", fmt::format("{}: any of the ops that no verdict clears, or {} itself",

@@ -144,7 +144,7 @@ TEST(ResultScreen, ShowsABugInItsPlaceAndSaysWhatItDid) {
   expect_line(text, "             3e+05 x its budget, 0.94 x the size of its row");
   expect_line(text, "             request 0 (romeo), position 5, head 1, dim 0");
   expect_line(text, "     where   in decode (46 % of the elements there)");
-  expect_line(text, "     what    177 of 384 elements over their budget");
+  expect_line(text, "     what    in that node 177 of 384 elements over their budget");
   expect_line(text,
               "effect   1 of 7 tokens differs by it: request 1, position 4, "
               "\" the\\x1b[2J\" for");
@@ -360,6 +360,8 @@ TEST(ResultScreen, OfNaNShowsTheOriginAndWhatCarriesIt) {
   expect_line(text,
               "    2   =   =   =   =   =   =   =   =   =   N   ~   ~   ~   ~   ~   ~   ~   ~");
   expect_line(text, "  1. layer 2 attn.out       1 of 7 nodes: prompts only, request 0 alone");
+  for (RequestResult& request : r.requests) request.tokens.resize(1);
+  expect_line(screen(r), "  1. layer 2 attn.out       1 of 7 nodes: request 0 alone");
   expect_line(text, "     worst   want 0.5, got NaN");
   EXPECT_NE(text.find("N NaN or Inf first here"), std::string::npos) << text;
   EXPECT_NE(text.find("the logits' divergence is not measured"), std::string::npos) << text;
