@@ -124,6 +124,23 @@ class SetupTest(unittest.TestCase):
         self.assertNotIn("--no-deps", pip)
         self.assertEqual(calls[-1], "ninja -C build")
 
+    def test_ci_compiles_files_together_and_developers_each_alone(self):
+        together = "-DCMAKE_UNITY_BUILD=ON"
+        configured = [call for call in self.machine.setup(CI="true")[2] if together in call]
+        self.assertEqual(len(configured), 1)
+        self.assertFalse([call for call in self.machine.setup()[2] if together in call])
+        self.machine.cache("CMAKE_UNITY_BUILD:UNINITIALIZED=ON", "BUILD_TESTING:BOOL=OFF")
+        for ci, alone in (("", True), ("true", False)):  # in a folder of --command
+            calls = self.machine.setup(CI=ci)[2]
+            configured = next(call for call in calls if call.startswith("cmake"))
+            self.assertIn("-DBUILD_TESTING=ON", configured)
+            self.assertEqual("-DCMAKE_UNITY_BUILD=OFF" in configured, alone)
+
+    def test_tests_are_linked_by_a_linker_that_the_command_does_without(self):
+        for arguments, wanted in (((), True), (("--command",), False)):
+            calls = self.machine.setup(*arguments, have="git")[2]
+            self.assertEqual(calls[1].endswith(" mold"), wanted, calls[1])
+
     def test_the_torch_of_python_is_used(self):
         _, said, calls = self.machine.setup("--command", python_torch="/opt/torch")
         self.assertIn("setup: using the LibTorch of /opt/torch", said)
