@@ -1,6 +1,7 @@
 // Decode is timed three ways over the same requests: op by op, where the host's launches show; as
-// graphs, which is how it is served; and as graphs that digest every point, which is what observing
-// costs. All three must choose the same tokens, or the figures would be of different work. Few
+// graphs, which is how it is served; as graphs that digest every point, which is what observing
+// costs; and with those digests kept in a trace, which is what recording does. All must choose the
+// same tokens, or the figures would be of different work. Few
 // requests are served by steps of one launch too, whose sums are in another order: those must
 // choose the same tokens whether they are observed or not. Attention of long contexts is timed by
 // itself, over pages in random order, for it alone must keep pace with memory.
@@ -13,22 +14,28 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 
 #include "kernels/base/check.h"
+#include "kernels/files/disk.h"
 #include "probes/digest.h"
 #include "probes/digest_recorder.h"
+#include "probes/digest_ring.h"
 #include "src/engine/engine.h"
 #include "src/model/persistent_executor.h"
 #include "src/session/device.h"
+#include "src/session/trace_capture.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kDevicePrompts[] = {512, 2048};
-constexpr int64_t kDeviceDecodes = 40;  // passes of a run; the first of them do not count:
-constexpr int64_t kDeviceWarmUp = 8;    // among them those that graphs are made of
+constexpr int64_t kDevicePrompts[] = {512, 2048, 8192};
+constexpr int64_t kDeviceDecodes = 44;  // passes of a run; the first of them do not count:
+constexpr int64_t kDeviceWarmUp = 12;   // among them those that graphs are made of
 constexpr int kDevicePrefills = 5;
+// A pass waits for the trace only when the ring is full, of a long prompt too.
+static_assert(kDeviceWarmUp > DigestRing::kSlots);
 
 struct Load {
   int64_t requests, context;
@@ -53,8 +60,9 @@ struct Timed {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-// A pass may be observed: every point is stored where somebody could look, or digested.
-enum class Seen : uint8_t { nothing, points, digests };
+// A pass may be observed: every point is stored where somebody could look, or digested, and the
+// digests may be kept in a trace.
+enum class Seen : uint8_t { nothing, points, digests, trace };
 
 // Whoever could look at the points on the device, and does not. What is read from a cache is stored
 // for no step.
@@ -65,6 +73,20 @@ class Taps final : public Sink {
   void begin(const PassInfo&) override {}
   void record(const Record&) override {}
   void end() override {}
+};
+
+// A trace among the temporary files, as that of `generate --trace`.
+class KeptTrace {
+ public:
+  explicit KeptTrace(const Engine& engine)
+      : writer_(create_trace(folder_.path() + "/bench.trace",
+                             manifest_of(engine, TraceLevel::digest, {}, {}))) {}
+  void write(const Pass& pass) { writer_->write(pass); }
+  void finish(const Engine& engine) { writer_->finish(infos_of(engine)); }
+
+ private:
+  ScratchFolder folder_;
+  std::unique_ptr<TraceWriter> writer_;
 };
 
 // Serves all requests at once in an engine of its own.
@@ -78,16 +100,22 @@ Timed serve(Device device, const Checkpoint& checkpoint, const std::vector<Reque
   Engine engine(checkpoint, ops_of(device), options);
   for (const Request& request : requests) engine.submit(request);
   Timed timed;
-  DigestRecorder recorder({}, false, [](const Pass&) {});
+  std::optional<KeptTrace> trace;
+  if (seen == Seen::trace) trace.emplace(engine);
+  DigestRecorder recorder({}, false, [&](const Pass& pass) {
+    if (trace) trace->write(pass);
+  });
   Taps taps;
-  Probe probe = seen == Seen::digests  ? Probe(&recorder)
+  Probe probe = seen == Seen::nothing  ? Probe()
                 : seen == Seen::points ? Probe(&taps)
-                                       : Probe();
+                                       : Probe(&recorder);
   for (bool more = true; more;) {
     const double seconds = seconds_of([&] { more = engine.step(probe); });
     if (more) timed.seconds.push_back(seconds);
   }
+  probe.flush();
   check(probe.failure().empty(), "{}", probe.failure());
+  if (trace) trace->finish(engine);
   for (int32_t id = 0; id < engine.requests(); ++id)
     timed.tokens.push_back(engine.sequence(id).tokens);
   return timed;
@@ -253,14 +281,18 @@ std::vector<Figure> measure_device(const std::string& shape, const Checkpoint& c
     const Timed graph = serve(roofs.device(), checkpoint, requests, true);
     roofs.sample();
     const Timed seen = serve(roofs.device(), checkpoint, requests, true, Seen::digests);
-    check(graph.tokens == eager.tokens && seen.tokens == eager.tokens,
-          "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
-          "--device cuda --modes graph` finds where they part");
+    const Timed kept = serve(roofs.device(), checkpoint, requests, true, Seen::trace);
+    check(
+        graph.tokens == eager.tokens && seen.tokens == eager.tokens && kept.tokens == eager.tokens,
+        "bench wants the same tokens from graphs as from ops, found others: `lockstep run "
+        "--device cuda --modes graph` finds where they part");
     const double best = decode_bytes(checkpoint, load) / roofs.read();
     list.push_back(decode(shape, load, "op by op", eager, best));
     list.push_back(decode(shape, load, "graphs", graph, best));
     list.push_back(
         decode(shape, load, "every point digested", seen, median_pass(graph), Figure::Whole::step));
+    list.push_back(decode(shape, load, "every point digested, kept in a trace", kept,
+                          median_pass(seen), Figure::Whole::digested));
     if (load.requests <= kOneLaunch && ops_of(roofs.device()).fused.decode_step)
       one_launch(shape, checkpoint, load, requests, roofs, list);
   }

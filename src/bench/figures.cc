@@ -19,6 +19,8 @@ std::vector<Cell> row_of(const Figure& figure) {
       return row(figure.best / median, "the products' roof");
     case Figure::Whole::step:
       return row(median / figure.best, "the pass");
+    case Figure::Whole::digested:
+      return row(median / figure.best, "the digested pass");
     case Figure::Whole::limit:
       return row(median / figure.best, "weights + K/V + 200 MB");
     case Figure::Whole::judging_limit:

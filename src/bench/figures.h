@@ -21,6 +21,7 @@ struct Figure {
     read_roof,
     dot_roof,
     step,
+    digested,
     limit,
     judging_limit,
     fp64_model
