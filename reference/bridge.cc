@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/thread_pool.h"
 #include "src/judge/no_memory.h"
 
 // It is a template, which has one thread where whoever calls it is compiled for one.
@@ -87,7 +88,8 @@ at::Tensor to_torch(const TensorView& view, const c10::Device& device) {
   constexpr int kCopiers = 4;
   const at::Tensor here = to_torch(view);
   if (device.is_cpu()) return here;
-  if (view.bytes() < kLarge) return here.to(device);
+  // The driver has read what is pageable when it returns: nobody need wait for the device.
+  if (view.bytes() < kLarge) return here.to(device, /*non_blocking=*/true);
   const at::Tensor there = at::empty(here.sizes(), here.options().device(device));
   const at::Tensor bytes = there.view({-1}).view(at::kByte);
   const Threads threads(/*work=*/std::numeric_limits<double>::max(), kCopiers);
@@ -121,7 +123,7 @@ TensorView to_view_there(const at::Tensor& tensor) {
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
   // LibTorch widens to fp64 in one slow scalar step, and in two vectorised ones thrice as fast.
   const bool half = tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-  if (half && dtype == DType::f64) return tensor.to(at::kFloat).to(at::kDouble);
+  if (half && dtype == DType::f64 && tensor.is_cpu()) return tensor.to(at::kFloat).to(at::kDouble);
   return tensor.to(scalar_type(dtype));
 }
 
@@ -188,7 +190,7 @@ void free_unused(const c10::Device& device) {
 
 // Under some milliseconds of work, threads that wait for each other cost more than they do.
 Threads::Threads(double work, int most) : before_(at::get_num_threads()) {
-  const int all = most > 0 ? most : static_cast<int>(std::thread::hardware_concurrency());
+  const int all = most > 0 ? most : machine_threads();
   at::set_num_threads(work < 2e7 ? 1 : std::max(1, all));
 }
 

@@ -157,7 +157,11 @@ void ThreadPool::run(int64_t count, int64_t grain,
   if (s.trouble) std::rethrow_exception(std::exchange(s.trouble, nullptr));
 }
 
-int machine_threads() { return std::max<int>(1, std::thread::hardware_concurrency()); }
+// The system reads a file for each answer.
+int machine_threads() {
+  static const int threads = std::max<int>(1, std::thread::hardware_concurrency());
+  return threads;
+}
 
 void parallel_for(ThreadPool* pool, int64_t count, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body) {

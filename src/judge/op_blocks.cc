@@ -201,9 +201,8 @@ Budget OpJudge::budget_of_row(const Block& block, size_t row) const {
 ThreadPool* OpJudge::threads_for(int64_t elements) {
   if (elements < kSharedElements) return nullptr;
   if (!threads_) {
-    const int all = std::thread::hardware_concurrency();
-    threads_ =
-        std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : std::max(1, all));
+    const int all = machine_threads();
+    threads_ = std::make_unique<ThreadPool>(options_.threads > 0 ? options_.threads : all);
   }
   return threads_.get();
 }
