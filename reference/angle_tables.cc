@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "reference/own_stream.h"
 
 namespace lockstep {
 namespace {
@@ -44,6 +45,8 @@ AngleTables::OfRows AngleTables::of(const OracleCall& call) {
     if (kept_.size() == kMostKept) kept_.pop_front();
     found = kept_.insert(kept_.end(), made_of(call, iterated));
   }
+  for (const at::Tensor& table : {(*found)->cos, (*found)->sin, (*found)->error})
+    keep_for_queued(table);
   return {*found, (*found)->cos, (*found)->sin, (*found)->error};
 }
 

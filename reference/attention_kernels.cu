@@ -219,31 +219,26 @@ __global__ void __launch_bounds__(kThreads, 2) spread_kernel(SpreadRows block) {
 
 bool has_attention_kernels() { return true; }
 
-void softmax_rows(int gpu, const SoftmaxRows& block) {
-  check_cuda("softmax", cudaSetDevice(gpu));
-  softmax_kernel<<<static_cast<unsigned>(block.heads * block.queries), kThreads>>>(block);
+void softmax_rows(const KernelQueue& queue, const SoftmaxRows& block) {
+  check_cuda("softmax", cudaSetDevice(queue.gpu));
+  softmax_kernel<<<static_cast<unsigned>(block.heads * block.queries), kThreads, 0,
+                   static_cast<cudaStream_t>(queue.stream)>>>(block);
   check_cuda("softmax", cudaGetLastError());
 }
 
-void spread_rows(int gpu, const SpreadRows& block) {
-  check_cuda("the spread of attention", cudaSetDevice(gpu));
+void spread_rows(const KernelQueue& queue, const SpreadRows& block) {
+  check_cuda("the spread of attention", cudaSetDevice(queue.gpu));
+  const auto stream = static_cast<cudaStream_t>(queue.stream);
   const bool narrow = block.dim <= 64;
   const int64_t dims = narrow ? 64 : 128, rows = block.group * block.queries;
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows),
                   static_cast<unsigned>(block.kv_heads),
                   static_cast<unsigned>((block.dim + dims - 1) / dims));
   if (narrow)
-    spread_kernel<1><<<grid, kThreads>>>(block);
+    spread_kernel<1><<<grid, kThreads, 0, stream>>>(block);
   else
-    spread_kernel<2><<<grid, kThreads>>>(block);
+    spread_kernel<2><<<grid, kThreads, 0, stream>>>(block);
   check_cuda("the spread of attention", cudaGetLastError());
-}
-
-int64_t free_memory(int gpu) {
-  size_t free = 0, all = 0;
-  check_cuda("asking for free memory", cudaSetDevice(gpu));
-  check_cuda("asking for free memory", cudaMemGetInfo(&free, &all));
-  return static_cast<int64_t>(free);
 }
 
 }  // namespace lockstep

@@ -1,12 +1,13 @@
 // Two kernels of exact attention on a CUDA device: what stands between its products of matrices, on
-// tensors of all scores of a block of queries. All numbers are fp64 in the device's memory, and
-// kernels are queued on its default stream, as LibTorch's are. Sums are made in an order that sizes
-// alone decide.
+// tensors of all scores of a block of queries. All numbers are fp64 in the device's memory. Sums
+// are made in an order that sizes alone decide.
 //
 // A row is a query of a head, [kv heads, group, queries]: row r is of query r % queries.
 #pragma once
 
 #include <cstdint>
+
+#include "reference/kernel_queue.h"
 
 namespace lockstep {
 
@@ -39,9 +40,7 @@ struct SpreadRows {
 
 // Whether this build has them: else they are not to be called.
 bool has_attention_kernels();
-void softmax_rows(int gpu, const SoftmaxRows& block);
-void spread_rows(int gpu, const SpreadRows& block);
-// The bytes that nobody has of the device's memory.
-int64_t free_memory(int gpu);
+void softmax_rows(const KernelQueue& queue, const SoftmaxRows& block);
+void spread_rows(const KernelQueue& queue, const SpreadRows& block);
 
 }  // namespace lockstep

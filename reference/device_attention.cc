@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "reference/attention_kernels.h"
+#include "reference/own_stream.h"
 
 namespace lockstep {
 namespace {
@@ -86,39 +87,39 @@ void attend_block(const at::Tensor& q, const Operands& all, const QueryBlock& bl
   at::bmm_out(sizes, queries.abs(), part(all.k_size).transpose(1, 2));
   const at::Tensor squares = at::empty({kv * rows}, q.options());
   const auto* const seen = all.seen.const_data_ptr<int64_t>() + 2 * block.first;
-  const int gpu = q.device().index();
-  softmax_rows(gpu, {.heads = kv * group,
-                     .queries = block.count,
-                     .keys = keys,
-                     .scale = scale,
-                     .seen = seen,
-                     .first_key = block.keys.begin,
-                     .scores = scores.mutable_data_ptr<double>(),
-                     .sizes = sizes.mutable_data_ptr<double>(),
-                     .score = at_query(sums.score, block.first),
-                     .squares = squares.mutable_data_ptr<double>()});
+  const KernelQueue queue = queue_of_this_thread(q.device());
+  softmax_rows(queue, {.heads = kv * group,
+                       .queries = block.count,
+                       .keys = keys,
+                       .scale = scale,
+                       .seen = seen,
+                       .first_key = block.keys.begin,
+                       .scores = scores.mutable_data_ptr<double>(),
+                       .sizes = sizes.mutable_data_ptr<double>(),
+                       .score = at_query(sums.score, block.first),
+                       .squares = squares.mutable_data_ptr<double>()});
   const at::Tensor values = part(all.v), v = values.narrow(2, dim, dim);
   const at::Tensor weighted = at::bmm(scores, values.narrow(2, 0, 2 * dim));
   const at::Tensor of_squares = at::bmm(sizes, values.narrow(2, dim, 2 * dim));
-  spread_rows(gpu, {.kv_heads = kv,
-                    .group = group,
-                    .queries = block.count,
-                    .keys = keys,
-                    .dim = dim,
-                    .seen = seen,
-                    .first_key = block.keys.begin,
-                    .p = scores.const_data_ptr<double>(),
-                    .v = v.const_data_ptr<double>(),
-                    .v_head = v.stride(0),
-                    .v_key = v.stride(1),
-                    .weighted = weighted.const_data_ptr<double>(),
-                    .of_squares = of_squares.const_data_ptr<double>(),
-                    .squares = squares.const_data_ptr<double>(),
-                    .out = at_query(sums.out, block.first),
-                    .magnitude = at_query(sums.magnitude, block.first),
-                    .spread = at_query(sums.spread, block.first),
-                    .spread_squares = at_query(sums.spread_squares, block.first),
-                    .weighted_squares = at_query(sums.weighted_squares, block.first)});
+  spread_rows(queue, {.kv_heads = kv,
+                      .group = group,
+                      .queries = block.count,
+                      .keys = keys,
+                      .dim = dim,
+                      .seen = seen,
+                      .first_key = block.keys.begin,
+                      .p = scores.const_data_ptr<double>(),
+                      .v = v.const_data_ptr<double>(),
+                      .v_head = v.stride(0),
+                      .v_key = v.stride(1),
+                      .weighted = weighted.const_data_ptr<double>(),
+                      .of_squares = of_squares.const_data_ptr<double>(),
+                      .squares = squares.const_data_ptr<double>(),
+                      .out = at_query(sums.out, block.first),
+                      .magnitude = at_query(sums.magnitude, block.first),
+                      .spread = at_query(sums.spread, block.first),
+                      .spread_squares = at_query(sums.spread_squares, block.first),
+                      .weighted_squares = at_query(sums.weighted_squares, block.first)});
 }
 
 }  // namespace

@@ -357,16 +357,18 @@ void check_cuda(cudaError_t status) {
 
 bool has_measure_kernels() { return true; }
 
-void weigh_rows(int gpu, const RowsToWeigh& rows) {
-  check_cuda(cudaSetDevice(gpu));
-  weigh_kernel<<<static_cast<unsigned>(rows.rows), kThreads>>>(rows);
+void weigh_rows(const KernelQueue& queue, const RowsToWeigh& rows) {
+  check_cuda(cudaSetDevice(queue.gpu));
+  weigh_kernel<<<static_cast<unsigned>(rows.rows), kThreads, 0,
+                 static_cast<cudaStream_t>(queue.stream)>>>(rows);
   check_cuda(cudaGetLastError());
 }
 
-void sum_columns(int gpu, const ColumnsToSum& columns) {
-  check_cuda(cudaSetDevice(gpu));
+void sum_columns(const KernelQueue& queue, const ColumnsToSum& columns) {
+  check_cuda(cudaSetDevice(queue.gpu));
   const auto blocks = static_cast<unsigned>((columns.width + kNeighbours - 1) / kNeighbours);
-  columns_kernel<<<blocks, dim3(kNeighbours, kAtOnce)>>>(columns);
+  columns_kernel<<<blocks, dim3(kNeighbours, kAtOnce), 0,
+                   static_cast<cudaStream_t>(queue.stream)>>>(columns);
   check_cuda(cudaGetLastError());
 }
 

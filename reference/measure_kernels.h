@@ -1,10 +1,11 @@
 // A kernel for all rows of an answer on a CUDA device: an element is read once beside what a
 // dtype makes of its exact result, and what each row and each head of it come to is written, by the
-// formulas of src/stats/row_loops.cc. Numbers lie in the device's memory, and the kernel is queued
-// on its default stream, as LibTorch's are.
+// formulas of src/stats/row_loops.cc. Numbers lie in the device's memory.
 #pragma once
 
 #include <cstdint>
+
+#include "reference/kernel_queue.h"
 
 namespace lockstep {
 
@@ -120,7 +121,7 @@ struct ColumnsToSum {
 };
 
 bool has_measure_kernels();  // as has_attention_kernels()
-void weigh_rows(int gpu, const RowsToWeigh& rows);
-void sum_columns(int gpu, const ColumnsToSum& columns);
+void weigh_rows(const KernelQueue& queue, const RowsToWeigh& rows);
+void sum_columns(const KernelQueue& queue, const ColumnsToSum& columns);
 
 }  // namespace lockstep

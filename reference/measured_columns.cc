@@ -13,6 +13,7 @@
 
 #include "reference/bridge.h"
 #include "reference/measure_kernels.h"
+#include "reference/own_stream.h"
 #include "src/stats/moments.h"
 
 namespace lockstep {
@@ -31,7 +32,7 @@ Table table_of(const AmountsOfRows& e) {
 // numbers: of the rows, on the device; undefined: `rows` are neighbours.
 void sum_on_device(const AmountsOfRows& e, RowRange rows, const at::Tensor& numbers, double* into) {
   const auto amounts = [](const at::Tensor& x) { return x.const_data_ptr<float>(); };
-  sum_columns(e.want.device().index(),
+  sum_columns(queue_of_this_thread(e.want.device()),
               {.first = rows.first,
                .rows = rows.count,
                .width = e.want.size(1),

@@ -23,6 +23,7 @@
 #include "reference/measure_kernels.h"
 #include "reference/measured_columns.h"
 #include "reference/own_errors.h"
+#include "reference/own_stream.h"
 #include "reference/rounded_rows.h"
 #include "src/stats/distant_rows.h"
 #include "src/stats/roundoff.h"
@@ -385,7 +386,7 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, co
   const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
   const int64_t groups = groups_of(rows, own.shared);
   const int64_t before_columns = kRowColumns * count + kGroupColumns * count * groups;
-  weigh_rows(kernel.want.device().index(), kernel.rows_to_weigh(rows, groups));
+  weigh_rows(queue_of_this_thread(kernel.want.device()), kernel.rows_to_weigh(rows, groups));
   sum_columns_there(kernel.in.amounts(), ranges,
                     kernel.tables.mutable_data_ptr<double>() + before_columns);
   const auto held = std::make_shared<const at::Tensor>(on_host(kernel.tables));

@@ -14,11 +14,12 @@ constexpr const char* kNone = "this build has no CUDA kernels: build with -DLOCK
 bool has_attention_kernels() { return false; }
 bool has_measure_kernels() { return false; }
 bool has_serial_sum_kernels() { return false; }
-void softmax_rows(int, const SoftmaxRows&) { fail(kNone); }
-void spread_rows(int, const SpreadRows&) { fail(kNone); }
+void softmax_rows(const KernelQueue&, const SoftmaxRows&) { fail(kNone); }
+void spread_rows(const KernelQueue&, const SpreadRows&) { fail(kNone); }
+KernelQueue new_queue(int) { fail(kNone); }
 int64_t free_memory(int) { fail(kNone); }
-void weigh_rows(int, const RowsToWeigh&) { fail(kNone); }
-void sum_columns(int, const ColumnsToSum&) { fail(kNone); }
-void serial_squares(int, const double*, int64_t, int64_t, double*) { fail(kNone); }
+void weigh_rows(const KernelQueue&, const RowsToWeigh&) { fail(kNone); }
+void sum_columns(const KernelQueue&, const ColumnsToSum&) { fail(kNone); }
+void serial_squares(const KernelQueue&, const double*, int64_t, int64_t, double*) { fail(kNone); }
 
 }  // namespace lockstep

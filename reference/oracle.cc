@@ -26,6 +26,7 @@
 #include "reference/families.h"
 #include "reference/held_weights.h"
 #include "reference/measured_rows.h"
+#include "reference/own_stream.h"
 #include "reference/recipe.h"
 #include "reference/rounding.h"
 #include "reference/serial_sum.h"
@@ -45,11 +46,12 @@ void bring_all(Exact& e) {
   bring(all);
 }
 
-// A block of rows on a device: some thirty tensors of its elements are there at once, of the next
-// one too, so that it takes an eighth of the memory that is free at most. Over 2 GB nothing is won.
+// A block of rows on a device: some thirty tensors of its elements are there at once, for each of
+// some threads, so that it takes a small part of what is free. Of less than 1 GB, products of large
+// models are slow to begin.
 int64_t device_block_bytes(int gpu) {
-  constexpr int64_t kLeast = 128 << 20, kMost = int64_t{2} << 30;
-  return has_attention_kernels() ? std::clamp(free_memory(gpu) / 32, kLeast, kMost) : kLeast;
+  constexpr int64_t kLeast = 128 << 20, kMost = int64_t{1} << 30;
+  return has_attention_kernels() ? std::clamp(free_memory(gpu) / 64, kLeast, kMost) : kLeast;
 }
 
 class OpOracle final : public Oracle {
@@ -66,13 +68,11 @@ class OpOracle final : public Oracle {
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   int64_t chosen_experts() const override { return config_.experts.chosen; }
+  // By a stream of the thread that asks: some ask at once.
   Exact evaluate(const OracleCall& call) override {
     try {
       Exact result;
-      in_torch([&] {
-        // Nobody asks for gradients, and an op that looks for them takes half as long again to
-        // begin.
-        const at::AutoDispatchBelowAutograd below;
+      OwnStream::of_this_thread(weights_.device()).run([&] {
         result = evaluate_in_torch(call);
         if (!call.measure.got.empty()) measure_rows(call, result);
         bring_all(result);

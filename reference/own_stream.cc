@@ -1,17 +1,80 @@
+// Streams of threads are made by the reference's kernels, which need their handles: LibTorch
+// numbers a stream that is not its own by its handle, and the device's own by 0. What is queued on
+// the device's own is ordered with all other streams, for which every launch takes the driver's
+// lock: threads that compute at once would wait for each other there.
 #include "reference/own_stream.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "reference/attention_kernels.h"
 #include "reference/bridge.h"
 
 namespace lockstep {
+namespace {
+
+// Streams that no thread has. They are never destroyed: LibTorch keeps memory for each.
+struct Unused {
+  std::mutex mutex;
+  std::vector<c10::Stream> streams;
+};
+Unused& unused() {
+  static auto& all = *new Unused;
+  return all;
+}
+
+c10::Stream stream_for_thread(const c10::Device& device) {
+  Unused& all = unused();
+  const std::lock_guard lock(all.mutex);
+  const auto found =
+      std::ranges::find(all.streams, device, [](const c10::Stream& one) { return one.device(); });
+  if (found == all.streams.end())
+    return c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(new_queue(device.index()).stream),
+                                device.index(), device.type());
+  const c10::Stream stream = *found;
+  all.streams.erase(found);
+  return stream;
+}
+
+// Those that a thread has, by device, until it ends.
+struct OfThread {
+  std::map<c10::DeviceIndex, std::pair<c10::Stream, OwnStream>> all;
+  ~OfThread() {
+    const std::lock_guard lock(unused().mutex);
+    for (const auto& [device, one] : all) unused().streams.push_back(one.first);
+  }
+};
+
+}  // namespace
 
 OwnStream::OwnStream(const c10::Device& device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guards(device.type());
   stream_ = std::make_shared<const c10::Stream>(guards.getStreamFromGlobalPool(device));
+}
+
+OwnStream::OwnStream(const c10::Stream& stream)
+    : stream_(std::make_shared<const c10::Stream>(stream)) {}
+
+const OwnStream& OwnStream::of_this_thread(const c10::Device& device) {
+  static const OwnStream none{c10::Device(c10::kCPU)};
+  if (device.is_cpu() || !has_attention_kernels()) return none;
+  thread_local OfThread own;
+  auto known = own.all.find(device.index());
+  if (known == own.all.end()) {
+    const c10::Stream stream = stream_for_thread(device);
+    known = own.all.try_emplace(device.index(), stream, OwnStream(stream)).first;
+  }
+  return known->second.second;
 }
 
 void OwnStream::run(const std::function<void()>& body) const {
@@ -22,6 +85,20 @@ void OwnStream::run(const std::function<void()>& body) const {
     body();
     stream_->synchronize();
   });
+}
+
+KernelQueue queue_of_this_thread(const c10::Device& device) {
+  const c10::StreamId id = c10::impl::VirtualGuardImpl(device.type()).getStream(device).id();
+  check(id % 2 == 0,
+        "kernels of the reference want the stream of a thread or the device's, found LibTorch's {}",
+        id);
+  return {device.index(), reinterpret_cast<void*>(id)};
+}
+
+void keep_for_queued(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guards(tensor.device().type());
+  tensor.record_stream(guards.getStream(tensor.device()));
 }
 
 void wait_for_queued(const c10::Device& device) {

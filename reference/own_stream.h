@@ -3,6 +3,11 @@
 #include <functional>
 #include <memory>
 
+#include "reference/kernel_queue.h"
+
+namespace at {
+class Tensor;
+}
 namespace c10 {
 class Stream;
 struct Device;
@@ -16,15 +21,25 @@ namespace lockstep {
 class OwnStream {
  public:
   explicit OwnStream(const c10::Device& device);
+  // The one of the thread that calls. Another thread has it when this one has ended, and finds the
+  // memory that LibTorch keeps for it.
+  static const OwnStream& of_this_thread(const c10::Device& device);
+
   // Calls `body` as in_torch() does, without gradients, and returns when all that it queued is
   // done, so that any stream may read it. What `body` reads must have been done before, and nobody
   // may free it, nor what the body made, while work of another stream that reads it is queued.
   void run(const std::function<void()>& body) const;
 
  private:
+  explicit OwnStream(const c10::Stream& stream);
+
   std::shared_ptr<const c10::Stream> stream_;  // null: there is none
 };
 
+// What this thread queues on, for kernels of the reference's own: its own stream or the device's.
+KernelQueue queue_of_this_thread(const c10::Device& device);
+// What this thread has queued may read the tensor, whichever thread lets go of it and when.
+void keep_for_queued(const at::Tensor& tensor);
 // Returns when all is done that this thread queued on that device.
 void wait_for_queued(const c10::Device& device);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reference/bridge.h"
+#include "reference/own_stream.h"
 #include "reference/serial_sum_kernels.h"
 
 namespace lockstep {
@@ -38,7 +39,7 @@ Numbers errors_of_serial_squares(const at::Tensor& x) {
   const int64_t width = x.size(-1), count = width > 0 ? x.numel() / width : 0;
   if (!x.is_cpu() && has_serial_sum_kernels()) {
     const at::Tensor there = x.contiguous(), made = at::empty({count}, x.options());
-    serial_squares(x.device().index(), there.const_data_ptr<double>(), count, width,
+    serial_squares(queue_of_this_thread(x.device()), there.const_data_ptr<double>(), count, width,
                    made.mutable_data_ptr<double>());
     return to_numbers(made);
   }

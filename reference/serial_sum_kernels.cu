@@ -30,15 +30,17 @@ __global__ void serial_squares_kernel(const double* x, int64_t count, int64_t wi
 
 bool has_serial_sum_kernels() { return true; }
 
-void serial_squares(int gpu, const double* x, int64_t count, int64_t width, double* errors) {
+void serial_squares(const KernelQueue& queue, const double* x, int64_t count, int64_t width,
+                    double* errors) {
   const auto check_cuda = [](cudaError_t status) {
     check(status == cudaSuccess, "CUDA error in sums of squares of the reference: {}",
           cudaGetErrorString(status));
   };
   if (count == 0) return;
-  check_cuda(cudaSetDevice(gpu));
+  check_cuda(cudaSetDevice(queue.gpu));
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  serial_squares_kernel<<<blocks, kThreads>>>(x, count, width, errors);
+  serial_squares_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(queue.stream)>>>(
+      x, count, width, errors);
   check_cuda(cudaGetLastError());
 }
 

@@ -1,0 +1,18 @@
+// Where a kernel of the reference is queued, and what else it asks of CUDA's runtime.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+struct KernelQueue {
+  int gpu = 0;
+  void* stream = nullptr;  // CUDA's handle; null: the device's own
+};
+
+// A new stream, for which no other waits. Only where has_attention_kernels().
+KernelQueue new_queue(int gpu);
+// The bytes that nobody has of the device's memory. Likewise.
+int64_t free_memory(int gpu);
+
+}  // namespace lockstep
