@@ -79,6 +79,7 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
       largest_(format_of(options.dtype).max),
       pool_(pool) {
   if (head_size_ > 0) heads_.resize(options.row_shape[0]);
+  if (options.node_class != NodeClass::exact) rows_.reserve(rows);
   // A column has an element a row: with fewer rows none is long enough for T4.
   if (rows < kLeastSlice) return;
   columns_.resize(row_size_);

@@ -110,6 +110,7 @@ class PlacePool;
 // requests follow each other, and a tree takes longer to find the end than a sum takes.
 class SlicesByKey {
  public:
+  void reserve(size_t slices) { slices_.reserve(slices); }
   NodeSlice& operator[](int64_t key);
   auto begin() const { return slices_.begin(); }
   auto end() const { return slices_.end(); }
