@@ -96,11 +96,13 @@ void TokenFlow::begin(const PassInfo& pass) {
       continues_ = false;
       Trouble trouble{fmt::format("position {} of request {} was next, found {}", next,
                                   r.row.request, r.row.position)};
-      if (first && !pass.inherited_known)
+      if (first && !pass.inherited_known) {
+        entered_[r.row.request] = r.row.position;
         trouble = {
             "the trace does not say which tokens a request that begins after its first "
             "position found in the cache",
             /*unknown=*/true};
+      }
       trouble_.try_emplace(r.row.request, std::move(trouble));
     }
     next = r.row.position + 1;
@@ -274,9 +276,15 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
   }
 }
 
+bool TokenFlow::lists_begin(const RequestInfo& info) const {
+  const auto entered = entered_.find(info.id);
+  return entered == entered_.end() || std::ssize(info.prompt) > entered->second;
+}
+
 std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& requests) const {
   std::vector<Finding> findings;
   for (const RequestInfo& info : requests) {
+    if (!lists_begin(info)) continue;
     for (const Fed& fed : fed_of(info)) judge_input(info, fed, findings);
     if (info.prompt.empty()) continue;
     for (size_t i = 0; i < std::max(info.tokens.size(), info.argmax.size()); ++i)
@@ -288,7 +296,7 @@ std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& req
 std::vector<Finding> TokenFlow::unnamed_choices(const std::vector<RequestInfo>& requests) const {
   std::vector<Finding> findings;
   for (const RequestInfo& info : requests)
-    if (!info.prompt.empty()) judge_lists(info, findings);
+    if (!info.prompt.empty() && lists_begin(info)) judge_lists(info, findings);
   return findings;
 }
 

@@ -75,6 +75,9 @@ class TokenFlow {
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
+  // Whether its lists begin at position 0, as far as is known: what is shorter than the cache with
+  // which it entered names other positions, where nobody tells what was in there.
+  bool lists_begin(const RequestInfo& info) const;
   // Says what of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;
   // The same of choices that nobody shows, where no request says what it was to be fed.
@@ -82,6 +85,7 @@ class TokenFlow {
   std::string unserved(const std::vector<RequestInfo>& requests) const;
 
   std::map<int32_t, int32_t> next_;     // position by request
+  std::map<int32_t, int32_t> entered_;  // past position 0, with tokens that nobody tells: where
   std::map<int32_t, Trouble> trouble_;  // of this pass, by request
   std::map<int32_t, std::vector<Fed>> fed_;
   std::map<std::pair<int32_t, int32_t>, Chosen> chosen_;  // by (request, position)

@@ -20,6 +20,24 @@ TEST_F(JudgeTest, WhoBeginsLaterMustHaveInherited) {
   EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
 }
 
+// Of what was in the cache nobody tells, and the lists hold what was fed and chosen since: their
+// positions are not those of the request.
+TEST_F(JudgeTest, ListsThatBeginWithWhatWasFedAreHeldToNothing) {
+  FakeRun run = clean();
+  run.passes.erase(run.passes.begin());
+  for (Pass& pass : run.passes) pass.info.inherited_known = false;
+  for (RequestInfo& info : run.requests) {
+    info.prompt = {info.tokens.at(0)};
+    info.tokens.erase(info.tokens.begin());
+    info.argmax = {};
+  }
+  const Result result = judged(run);
+  EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
+  EXPECT_TRUE(result.findings.empty()) << result.story;
+  for (Pass& pass : run.passes) pass.info.inherited_known = true;
+  EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
+}
+
 TEST_F(JudgeTest, ChoicesMustHaveLogits) {
   const FakeRun whole = clean();
   const auto without_logits = [&](size_t pass) {

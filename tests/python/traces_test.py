@@ -475,6 +475,18 @@ class Requests(InFolder):
                              [(0, [5, 6, 7], [8, 9]), (1, [21], [])])
 
 
+    def test_one_of_whose_first_tokens_nobody_told_is_named_without_lists(self):
+        """What was fed since would stand at positions that are not its own."""
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            writer.begin_pass([8, 9, 21], [3, 4, 0], [0, 0, 1])
+            writer.show("embed", None, np.zeros((3, 192), "f4"))
+            writer.show("token", None, np.int32([7, 30]))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.id, r.prompt, r.tokens) for r in trace.requests],
+                             [(0, [], []), (1, [21], [30])])
+
+
 class Refused(InFolder):
     """What a Writer is not to be told; nothing is left under the trace's name."""
 

@@ -71,7 +71,8 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     """The requests that the passes tell of.
 
     The prompt is what requests entered with and what the first passes fed; what a decode row fed is
-    a token that was chosen before, and what the last row of logits chose is the last. argmax and
+    a token that was chosen before, and what the last row of logits chose is the last. Of a request
+    whose first tokens nobody told of, none are named. argmax and
     chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
     are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
     the last one of each request of which they were.
@@ -94,6 +95,9 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
             for row, token in values.items():
                 table.setdefault(row.request, {})[row.position] = token
     for request, tokens in fed.items():
+        if 0 not in tokens:
+            found[request] = Request(request, [], sampled=request in sampled)
+            continue
         end, length = prompts.get(request, 0), max(tokens) + 1
         own, argmaxes = picked.get(request, {}), likely.get(request, {})
         after = [tokens[at] for at in range(end, length) if at in tokens]
