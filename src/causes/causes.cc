@@ -169,17 +169,19 @@ void Causes::add_in_region(const Pass& pass, const Place& place, const std::vect
 }
 
 // A bug may have changed where the op rounds as well. So one that is declared to round on the way
-// is also taken for one that rounds once.
+// is also taken for one that rounds once. What is right then is as good an explanation as any bug
+// that comes no nearer.
 void Causes::search(const Evidence& evidence, OfPlace& of) {
   const int point = evidence.op.call.place.point->order();
   const bool all = may_search(evidence.op.call.place);
   ++of.searches;
+  const Numbers right_once = evidence.right_once(oracle_);
   Fit none;
   for (const bool once : {false, true}) {
     OpInPass op = evidence.op;
     if (once && op.call.contract == RoundingContract::fused) continue;
     if (once) op.call.contract = RoundingContract::fused;
-    none = search(evidence, op, all, of);
+    none = search(evidence, op, right_once, all, of);
     if (!of.candidates.empty()) break;
   }
   if (of.candidates.empty()) {
@@ -195,13 +197,14 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
 }
 
 // Returns what there was to explain.
-Fit Causes::search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of) {
+Fit Causes::search(const Evidence& evidence, const OpInPass& op, const Numbers& right_once,
+                   bool may_search_all, OfPlace& of) {
   const auto asked = hypotheses_.of(op);
-  const Fit none =
-      try_guesses(known_[op.call.place.point->order()], *asked, evidence, op.call.contract, of);
+  const Fit none = try_guesses(known_[op.call.place.point->order()], *asked, evidence,
+                               op.call.contract, right_once, of);
   if (!of.candidates.empty() || !may_search_all) return none;
   if (op.call.contract == evidence.op.call.contract) ++searched_[op.call.place.point->order()];
-  return try_guesses(asked->guesses(), *asked, evidence, op.call.contract, of);
+  return try_guesses(asked->guesses(), *asked, evidence, op.call.contract, right_once, of);
 }
 
 // Two may differ elsewhere alone, as in columns that are right: then the plainer one is said.
@@ -211,9 +214,16 @@ bool Causes::is_same(const Candidate& a, const Candidate& b) {
 }
 
 Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
-                        const Evidence& evidence, RoundingContract contract, OfPlace& of) const {
+                        const Evidence& evidence, RoundingContract contract,
+                        const Numbers& right_once, OfPlace& of) const {
   Fit none = evidence.unexplained();
   const std::vector<WrongPart> parts = evidence.wrong_parts();
+  // Whether a fit is nearer than what is right, there, however it is said to round.
+  const auto is_nearer_there = [&](const Fit& fit, const WrongPart* part) {
+    if (!is_nearer(fit) || right_once.empty()) return is_nearer(fit);
+    const Numbers once = part ? evidence.within(*part, right_once) : right_once;
+    return fit.squares < kNearer * evidence.fit(once, of.kinds).squares;
+  };
   // A bug of the last tile or of one head is a known way there, and right elsewhere. The least
   // narrow part in which it holds is said.
   std::vector<Candidate> in_part;  // which are none if one explains all of it
@@ -230,14 +240,14 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
     for (size_t p = 0; p < parts.size() && !fit.explains(); ++p) {
       if (parts[p].of_rows && asked.picks_rows(guess)) continue;
       const Fit there = evidence.fit(evidence.within(parts[p], numbers), of.kinds);
-      if (!there.explains() || !is_nearer(there)) continue;
+      if (!there.explains() || !is_nearer_there(there, &parts[p])) continue;
       const Candidate found{guess, contract, asked.says(guess) + parts[p].says,
                             there, parts[p], asked.is_general(guess)};
       if (std::ranges::none_of(in_part, [&](const Candidate& c) { return is_same(c, found); }))
         in_part.push_back(found);
       break;
     }
-    if (!fit.explains() || !is_nearer(fit)) continue;
+    if (!fit.explains() || !is_nearer_there(fit, nullptr)) continue;
     // A parameter that was searched for may be a usual one but for its last bit.
     const std::string says = asked.says(guess);
     if (std::ranges::count(of.candidates, says, &Candidate::says) == 0)

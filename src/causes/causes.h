@@ -95,10 +95,12 @@ class Causes {
   void put_best_into(Result& result) const;
   static std::vector<Finding::LooksLike> region_causes(const OfPlace& of);
   void search(const Evidence& evidence, OfPlace& of);
-  Fit search(const Evidence& evidence, const OpInPass& op, bool may_search_all, OfPlace& of);
+  // right_once: as Evidence::right_once().
+  Fit search(const Evidence& evidence, const OpInPass& op, const Numbers& right_once,
+             bool may_search_all, OfPlace& of);
   // Adds those that explain what was seen as candidates. Returns what there was to explain.
   Fit try_guesses(std::span<const Guess> guesses, OpHypotheses& asked, const Evidence& evidence,
-                  RoundingContract contract, OfPlace& of) const;
+                  RoundingContract contract, const Numbers& right_once, OfPlace& of) const;
   static bool is_same(const Candidate& a, const Candidate& b);  // of two in part
   bool may_search(const Place& place) const;
   // Says that hypotheses about the place are tried.

@@ -76,8 +76,9 @@ bool Causes::Evidence::pick_caches(const Pass& pass, const Place& cache, const J
 
 // Adds the exact results and the budgets of some rows, which the oracle is asked for together. Rows
 // that are not neighbours are copied together first.
-bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracle,
-                                  std::vector<double>& want) {
+bool Causes::Evidence::judge_rows(RoundingContract contract, const std::vector<size_t>& rows,
+                                  Oracle& oracle, std::vector<double>& want,
+                                  std::vector<double>& limit) const {
   std::vector<Row> own;
   std::vector<int32_t> tokens;
   std::vector<int64_t> lengths;
@@ -87,7 +88,7 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
     lengths.push_back(lengths_[r]);
   }
   OracleCall call = op.call;
-  call.rows = own, call.tokens = tokens, call.lengths = lengths;
+  call.rows = own, call.tokens = tokens, call.lengths = lengths, call.contract = contract;
   std::deque<Tensor> copies;
   for (TensorView& input : call.inputs) {
     const int64_t bytes = input.row_size() * size_of(input.dtype);
@@ -109,21 +110,29 @@ bool Causes::Evidence::judge_rows(const std::vector<size_t>& rows, Oracle& oracl
   for (size_t i = 0; i < rows.size(); ++i)
     for (size_t e = 0; e < row_size_; ++e) {
       want[rows[i] * row_size_ + e] = exact.want[i * row_size_ + e];
-      limit_[rows[i] * row_size_ + e] = budget.limit[i * row_size_ + e];
+      limit[rows[i] * row_size_ + e] = budget.limit[i * row_size_ + e];
     }
   return true;
 }
 
-bool Causes::Evidence::judge(Oracle& oracle) {
+bool Causes::Evidence::judge(RoundingContract contract, Oracle& oracle, std::vector<double>& want,
+                             std::vector<double>& limit) const {
   std::map<int32_t, std::vector<size_t>> parts;  // attention is asked for a request at a time
   const bool apart = row_of(op.call.place.point->op).attends;
   for (size_t r = 0; r < rows_.size(); ++r) parts[apart ? rows_[r].request : 0].push_back(r);
-  std::vector<double> want(rows_.size() * row_size_);
-  limit_.resize(want.size());
+  want.resize(rows_.size() * row_size_);
+  limit.resize(want.size());
   for (const auto& [request, rows] : parts)
-    if (!judge_rows(rows, oracle, want)) return false;
-  op.right = std::move(want);
+    if (!judge_rows(contract, rows, oracle, want, limit)) return false;
   return true;
+}
+
+Numbers Causes::Evidence::right_once(Oracle& oracle) const {
+  constexpr RoundingContract kOnce = RoundingContract::fused;
+  std::vector<double> want, limit;
+  const RoundingContract declared = op.call.contract;  // the sum it may read has other inputs
+  if (declared == kOnce || is_of_sum(declared) || !judge(kOnce, oracle, want, limit)) return {};
+  return want;
 }
 
 void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
@@ -207,7 +216,9 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   op.other = [&pass, owner = evidence.get()](const Place& other) {
     return owner->pick(pass.find(*other.point, other.layer));
   };
-  if (!evidence->judge(oracle)) return nullptr;
+  std::vector<double> want;
+  if (!evidence->judge(op.call.contract, oracle, want, evidence->limit_)) return nullptr;
+  op.right = std::move(want);
   evidence->put_nodes(requests);
   evidence->put_few();
   return evidence;

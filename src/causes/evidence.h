@@ -25,6 +25,9 @@ struct Causes::Evidence {
   // Whether half of what is wrong in the rows op.few lies where the hypothesis has it. `hypothesis`
   // is of these rows alone or of all.
   bool may_explain(const Numbers& hypothesis) const;
+  // The exact results where the op rounds once, at its store; none where it is declared to, or the
+  // oracle has none.
+  Numbers right_once(Oracle& oracle) const;
   // Parts in which a cause may hold alone, the least narrow first: its wrong rows, its wrong
   // columns, both. None where all of it is wrong, or too little of it to tell.
   std::vector<WrongPart> wrong_parts() const;
@@ -51,8 +54,11 @@ struct Causes::Evidence {
   TensorView pick(const RecordedTensor* tensor);
   bool pick_inputs(const Pass& pass, const Graph& graph);
   bool pick_caches(const Pass& pass, const Place& cache, const Judge& judge);
-  bool judge_rows(const std::vector<size_t>& rows, Oracle& oracle, std::vector<double>& want);
-  bool judge(Oracle& oracle);
+  // Puts what the oracle has of some rows into what is of all. False: it has something else.
+  bool judge_rows(RoundingContract contract, const std::vector<size_t>& rows, Oracle& oracle,
+                  std::vector<double>& want, std::vector<double>& limit) const;
+  bool judge(RoundingContract contract, Oracle& oracle, std::vector<double>& want,
+             std::vector<double>& limit) const;
   std::vector<WrongPart> parts_of_columns() const;
   std::vector<WrongPart> parts_of_shares() const;
   void put_nodes(const std::set<int32_t>& requests);

@@ -185,5 +185,38 @@ TEST(Guesses, ThatEndForWantOfMemoryAreCounted) {
       << testing::PrintToString(misfit);
 }
 
+// Attention whose products are all right, and whose exp is off by about as much as weights are that
+// are rounded to fp16. What it is declared to round to, it does not.
+Ops of_a_short_polynomial() {
+  Ops ops = cpu_ops();
+  wrap(ops.paged_attention, [](const auto& right, const OpContext& context, const TensorView& out,
+                               const auto&... inputs) {
+    right(context, out, inputs...);
+    const int64_t head = out.shape.last();
+    for (int64_t i = 0; i < out.count(); ++i)
+      put(out, i, get(out, i) * (1 + 4e-4f * static_cast<float>((i / head * 7 + i) % 5 - 2)));
+  });
+  return ops;
+}
+
+// A mask of which all keys are seen is no bug there: it comes as near as the op that rounds once,
+// which is nearer than the one that rounds as was declared.
+TEST(Guesses, ThatChangeNothingOfAnOpThatRoundsOnceAreNoBugs) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen3"));
+  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference()};
+  run.engine.dtype = DType::f32;
+  run.ops = of_a_short_polynomial();
+  run.causes = true;
+  run.judge.rounding = {rounding_from("attn.out=flash_fp16")};
+  run.judge.selection = Selection("attn.out", "0-2", "", "");
+  run.judge.recorded = [](const Place&) { return true; };
+  run.requests = {{.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 3}};
+  const Result result = judged(run);
+  ASSERT_EQ(result.verdict, RunVerdict::diverged) << result.story;
+  for (const PlaceSummary& place : result.places)
+    for (const Finding::LooksLike& cause : place.looks_like)
+      ADD_FAILURE() << "layer " << place.place.layer << " looks like: " << cause.says;
+}
+
 }  // namespace
 }  // namespace lockstep
