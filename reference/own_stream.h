@@ -36,9 +36,9 @@ class OwnStream {
   std::shared_ptr<const c10::Stream> stream_;  // null: there is none
 };
 
-// What this thread queues on, for kernels of the reference's own: its own stream or the device's.
+// Where this thread queues, for kernels of the reference: a stream of its own or the device's.
 KernelQueue queue_of_this_thread(const c10::Device& device);
-// What this thread has queued may read the tensor, whichever thread lets go of it and when.
+// Lets what this thread has queued read the tensor, whichever thread lets go of it and when.
 void keep_for_queued(const at::Tensor& tensor);
 // Returns when all is done that this thread queued on that device.
 void wait_for_queued(const c10::Device& device);

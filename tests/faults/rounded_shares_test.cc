@@ -178,7 +178,7 @@ TEST_P(RoundedShares, AreWrongWhereOneRoundingIsDeclared) {
   const Result result = judged_by(kRight[1], GetParam(), "fused");
   EXPECT_TRUE(wrong_points(result).contains("attn.partial")) << result.story;
   ASSERT_TRUE(result.first);
-  EXPECT_NE(result.story.find("right if it rounds as hf"), std::string::npos) << result.story;
+  EXPECT_NE(result.story.find("would pass if it rounded as hf"), std::string::npos) << result.story;
 }
 
 TEST_P(RoundedShares, AreSeenWhereTheyAreRoundedWorseOrOfOtherKeys) {

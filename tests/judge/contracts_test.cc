@@ -337,7 +337,7 @@ TEST(Declared, WhatIsRightUnderAnotherContractIsWrongAndSaidSo) {
   const Result result = judged(run);
   ASSERT_TRUE(result.first) << result.story;
   EXPECT_EQ(result.first->node.place.point->name, "mlp.act");
-  EXPECT_NE(result.first->rule.find("right if it rounds as hf"), std::string::npos)
+  EXPECT_NE(result.first->rule.find("would pass if it rounded as hf"), std::string::npos)
       << result.first->rule;
 }
 
@@ -353,7 +353,7 @@ TEST(Declared, OneOddElementIsNotRightUnderAWiderContract) {
     const Result result = judged(fake_run(model, DType::bf16));
     if (!result.first) continue;  // the exact result lies near the border between the two
     ASSERT_EQ(result.first->node.place.point->name, "attn.out") << result.story;
-    EXPECT_EQ(result.first->rule.find("right if it rounds as"), std::string::npos)
+    EXPECT_EQ(result.first->rule.find("would pass if it rounded as"), std::string::npos)
         << result.first->rule;
     within += result.first->rule.find("within the wider budget of one that rounds as hf") !=
               std::string::npos;

@@ -169,7 +169,7 @@ TEST(UserOps, OfAWholeLayerThatAreWrongAreNamedWithTheirRegion) {
     EXPECT_EQ(rule.find("within the wider budget of one that rounds as") != std::string::npos,
               name == std::string("no_eps"))
         << rule;
-    EXPECT_EQ(rule.find("right if it rounds as"), std::string::npos) << rule;
+    EXPECT_EQ(rule.find("would pass if it rounded as"), std::string::npos) << rule;
     // V is right, and so is the norm that K and Q are made of: each has an error of its own.
     EXPECT_EQ(wrong_points.contains("mlp.residual"),
               first == std::string("mlp.residual") || name == std::string("late_rope"));

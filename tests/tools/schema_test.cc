@@ -66,7 +66,7 @@ TEST_F(AskedSchema, IsTakenForEveryPoint) {
     if (fused) continue;
     ASSERT_TRUE(result.first);
     EXPECT_EQ(result.first->node.place.point->name, "attn.norm");
-    EXPECT_NE(result.first->rule.find("right if it rounds as fused"), std::string::npos)
+    EXPECT_NE(result.first->rule.find("would pass if it rounded as fused"), std::string::npos)
         << result.first->rule;
     // Such an op computes what it should, so that it looks like no bug.
     for (const PlaceSummary& place : result.places)
