@@ -88,7 +88,6 @@ at::Tensor to_torch(const TensorView& view, const c10::Device& device) {
   constexpr int kCopiers = 4;
   const at::Tensor here = to_torch(view);
   if (device.is_cpu()) return here;
-  // The driver has read what is pageable when it returns: nobody need wait for the device.
   if (view.bytes() < kLarge) return here.to(device, /*non_blocking=*/true);
   const at::Tensor there = at::empty(here.sizes(), here.options().device(device));
   const at::Tensor bytes = there.view({-1}).view(at::kByte);

@@ -21,8 +21,8 @@ namespace lockstep {
 // may write to it. Throws Error for a tensor that is not on the CPU. It has the view's shape and
 // dtype, row-major. A dtype that LibTorch has no name for is an Error too.
 at::Tensor to_torch(const TensorView& view);
-// A copy on a device, from memory that nobody writes to until this returns; on the CPU the memory
-// itself, as above.
+// A copy on a device, from memory that stays as it is until what this thread has queued there is
+// done; on the CPU the memory itself, as above.
 at::Tensor to_torch(const TensorView& view, const c10::Device& device);
 // A contiguous tensor's memory as this project sees it; `tensor` must outlive the view. Throws
 // Error for a tensor with strides, or on a device.

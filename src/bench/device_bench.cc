@@ -1,10 +1,10 @@
-// Decode is timed three ways over the same requests: op by op, where the host's launches show; as
+// Decode is timed four ways over the same requests: op by op, where the host's launches show; as
 // graphs, which is how it is served; as graphs that digest every point, which is what observing
 // costs; and with those digests kept in a trace, which is what recording does. All must choose the
-// same tokens, or the figures would be of different work. Few
-// requests are served by steps of one launch too, whose sums are in another order: those must
-// choose the same tokens whether they are observed or not. Attention of long contexts is timed by
-// itself, over pages in random order, for it alone must keep pace with memory.
+// same tokens, or the figures would be of different work. Few requests are served by steps of one
+// launch too, whose sums are in another order: those must choose the same tokens whether they are
+// observed or not. Attention of long contexts is timed by itself, over pages in random order, for
+// it alone must keep pace with memory.
 //
 // Passes are timed on the host around Engine::step, which returns when the tokens are there.
 #include "src/bench/device_bench.h"
