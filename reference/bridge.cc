@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "kernels/base/thread_pool.h"
 #include "src/judge/no_memory.h"
 
 // It is a template, which has one thread where whoever calls it is compiled for one.
@@ -187,9 +186,11 @@ void free_unused(const c10::Device& device) {
 #endif
 }
 
-// Under some milliseconds of work, threads that wait for each other cost more than they do.
+// Under some milliseconds of work, threads that wait for each other cost more than they do. The
+// system reads a file to say how many there are, which is asked once.
 Threads::Threads(double work, int most) : before_(at::get_num_threads()) {
-  const int all = most > 0 ? most : machine_threads();
+  static const int machine = static_cast<int>(std::thread::hardware_concurrency());
+  const int all = most > 0 ? most : machine;
   at::set_num_threads(work < 2e7 ? 1 : std::max(1, all));
 }
 
