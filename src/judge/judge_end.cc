@@ -201,8 +201,9 @@ void Judge::State::judge_contracts() {
         tried.says_nothing() || !op_judge.hidden().region_of(ledger.places()[i]).empty();
     const std::string all =
         tried.tried == 1 ? "the one node" : fmt::format("all {} nodes", tried.tried);
-    ledger.explain(i, fmt::format("{3} {0} ({1} tried): --rounding {2}={0}", name_of(*other), all,
-                                  ledger.places()[i].point->name, wide ? kWithinWider : kRightAs));
+    ledger.explain(i,
+                   fmt::format("{3} {0} ({1} tried): --rounding {2}={0}", name_of(*other), all,
+                               ledger.places()[i].point->name, wide ? kWithinWider : kWouldPassAs));
   }
   const auto linear = op_judge.contracts().of(point("logits"));
   if (linear == RoundingContract::tf32 && manifest.dtype == DType::f32)

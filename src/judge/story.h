@@ -27,7 +27,7 @@ inline constexpr const char* kPassedOn = "propagated: ";
 
 // The rule of a finding ends with one of these where another contract explains it, before the
 // contract's name: the op is held to its own budget, or to that of what it is judged together with.
-inline constexpr const char* kRightAs = "would pass if it rounded as";
+inline constexpr const char* kWouldPassAs = "would pass if it rounded as";
 inline constexpr const char* kWithinWider = "within the wider budget of one that rounds as";
 
 // Finding::rule, and after it where the wrong elements are.

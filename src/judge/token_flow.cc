@@ -97,7 +97,7 @@ void TokenFlow::begin(const PassInfo& pass) {
       Trouble trouble{fmt::format("position {} of request {} was next, found {}", next,
                                   r.row.request, r.row.position)};
       if (first && !pass.inherited_known) {
-        entered_[r.row.request] = r.row.position;
+        begun_at_[r.row.request] = r.row.position;
         trouble = {
             "the trace does not say which tokens a request that begins after its first "
             "position found in the cache",
@@ -277,8 +277,8 @@ void TokenFlow::judge_lists(const RequestInfo& info, std::vector<Finding>& findi
 }
 
 bool TokenFlow::lists_begin(const RequestInfo& info) const {
-  const auto entered = entered_.find(info.id);
-  return entered == entered_.end() || std::ssize(info.prompt) > entered->second;
+  const auto begun = begun_at_.find(info.id);
+  return begun == begun_at_.end() || std::ssize(info.prompt) > begun->second;
 }
 
 std::vector<Finding> TokenFlow::wrong_tokens(const std::vector<RequestInfo>& requests) const {

@@ -75,8 +75,8 @@ class TokenFlow {
   void judge_input(const RequestInfo& info, const Fed& fed, std::vector<Finding>& findings) const;
   void judge_choice(const RequestInfo& info, size_t i, std::vector<Finding>& findings) const;
   void judge_lists(const RequestInfo& info, std::vector<Finding>& findings) const;
-  // Whether its lists begin at position 0, as far as is known: what is shorter than the cache with
-  // which it entered names other positions, where nobody tells what was in there.
+  // Whether its lists begin at position 0, as far as is known: where nobody tells what it found in
+  // the cache, a prompt that is shorter than that names other positions.
   bool lists_begin(const RequestInfo& info) const;
   // Says what of a request was not served, in a sentence's words; "": nothing.
   std::string unserved(const RequestInfo& info) const;
@@ -84,9 +84,9 @@ class TokenFlow {
   std::string unseen_choice() const;
   std::string unserved(const std::vector<RequestInfo>& requests) const;
 
-  std::map<int32_t, int32_t> next_;     // position by request
-  std::map<int32_t, int32_t> entered_;  // past position 0, with tokens that nobody tells: where
-  std::map<int32_t, Trouble> trouble_;  // of this pass, by request
+  std::map<int32_t, int32_t> next_;      // position by request
+  std::map<int32_t, int32_t> begun_at_;  // position by request, behind tokens that nobody tells
+  std::map<int32_t, Trouble> trouble_;   // of this pass, by request
   std::map<int32_t, std::vector<Fed>> fed_;
   std::map<std::pair<int32_t, int32_t>, Chosen> chosen_;  // by (request, position)
   // A number that stands for all tokens up to a position: requests with the same ones share it, for

@@ -73,7 +73,7 @@ bool hands_on(const Finding& finding) {
 
 // A rule without what it ends with where another contract explains the finding.
 std::string without_contract(const std::string& rule) {
-  for (const char* says : {kRightAs, kWithinWider})
+  for (const char* says : {kWouldPassAs, kWithinWider})
     if (const size_t at = rule.rfind(says); at != rule.npos)
       return rule.substr(0, at < 2 ? 0 : at - 2);  // without the semicolon before it
   return rule;

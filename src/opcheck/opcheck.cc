@@ -217,7 +217,7 @@ void Checker::try_rounding(const OneOp& one) {
                                  wrong, tried_.size());
   if (wrong == 0)
     says = fmt::format(
-        "{} {} (all {} cases tried): --rounding {}{}{}", kRightAs, name, tried_.size(),
+        "{} {} (all {} cases tried): --rounding {}{}{}", kWouldPassAs, name, tried_.size(),
         fmt::join(asked, " --rounding "), dtypes.size() < dtypes_.size() ? " --dtype " : "",
         dtypes.size() < dtypes_.size() ? fmt::format("{}", fmt::join(dtypes, ",")) : "");
   OpTrial::Failure& first = *account_.first;

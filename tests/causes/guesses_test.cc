@@ -209,7 +209,6 @@ TEST(Guesses, ThatChangeNothingOfAnOpThatRoundsOnceAreNoBugs) {
   run.causes = true;
   run.judge.rounding = {rounding_from("attn.out=flash_fp16")};
   run.judge.selection = Selection("attn.out", "0-2", "", "");
-  run.judge.recorded = [](const Place&) { return true; };
   run.requests = {{.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 3}};
   const Result result = judged(run);
   ASSERT_EQ(result.verdict, RunVerdict::diverged) << result.story;
