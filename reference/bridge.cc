@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "reference/widening.h"
 #include "src/judge/no_memory.h"
 
 // It is a template, which has one thread where whoever calls it is compiled for one.
@@ -119,10 +120,14 @@ TensorView to_view_there(const at::Tensor& tensor) {
 }
 
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
-  // LibTorch widens to fp64 in one slow scalar step, and in two vectorised ones thrice as fast.
-  const bool half = tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-  if (half && dtype == DType::f64 && tensor.is_cpu()) return tensor.to(at::kFloat).to(at::kDouble);
-  return tensor.to(scalar_type(dtype));
+  const at::ScalarType to = scalar_type(dtype);
+  if (tensor.is_cpu() && (to == at::kFloat || to == at::kDouble)) {
+    if (tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous()) return widened(tensor, to);
+    // LibTorch widens to fp64 in one slow scalar step, and in two vectorised ones thrice as fast.
+    const bool half = tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
+    if (half) return tensor.to(at::kFloat).to(to);
+  }
+  return tensor.to(to);
 }
 
 at::Tensor on_host(const at::Tensor& tensor) {
