@@ -207,12 +207,7 @@ void in_torch(const std::function<void()>& body) {
     body();
   } catch (const c10::Error& error) {
     const std::string lacks = lacking_of(error.what_without_backtrace());
-    if (!lacks.empty())
-      throw NoMemory(
-          fmt::format("the reference has no memory left for {} more: judge some --layers or "
-                      "--points at a time, or fewer tokens a pass (--chunk, --budget), or free "
-                      "memory there",
-                      lacks));
+    if (!lacks.empty()) fail_for_memory(lacks);
     fail(
         "LibTorch could not compute what the reference asked of it ({}): please report it, with "
         "the model's config.json",

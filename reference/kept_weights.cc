@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "reference/bridge.h"
-#include "reference/own_stream.h"
 
 namespace lockstep {
 namespace {
@@ -29,7 +28,9 @@ int64_t layer_of(const std::string& name) {
 }  // namespace
 
 std::shared_ptr<KeptWeights> KeptWeights::of(const Checkpoint& checkpoint, DType dtype, int gpu) {
+  static std::mutex mutex;
   static std::map<std::tuple<const Checkpoint*, DType, int>, std::weak_ptr<KeptWeights>> all;
+  const std::lock_guard lock(mutex);
   std::weak_ptr<KeptWeights>& known = all[{&checkpoint, dtype, gpu}];
   std::shared_ptr<KeptWeights> kept = known.lock();
   if (!kept) known = kept = std::make_shared<KeptWeights>(checkpoint, dtype, gpu);
@@ -40,6 +41,7 @@ KeptWeights::KeptWeights(const Checkpoint& checkpoint, DType dtype, int gpu)
     : checkpoint_(checkpoint),
       dtype_(dtype),
       gpu_(gpu),
+      beside_(device()),
       thread_([this](const std::stop_token& stop) { serve(stop); }) {}
 
 at::Device KeptWeights::device() const { return {at::kCUDA, static_cast<int8_t>(gpu_)}; }
@@ -97,7 +99,7 @@ at::Tensor KeptWeights::copied_apart(const std::string& name) const {
   at::Tensor made;
   try {
     at::Tensor copied;
-    OwnStream(device()).run([&] { copied = copy_of(name); });
+    beside_.run([&] { copied = copy_of(name); });
     made = copied;
   } catch (const std::exception&) {
   }

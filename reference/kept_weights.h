@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "reference/own_stream.h"
 #include "src/weights/checkpoint.h"
 
 namespace at {
@@ -47,6 +48,7 @@ class KeptWeights {
   const Checkpoint& checkpoint_;
   const DType dtype_;
   const int gpu_;
+  const OwnStream beside_;  // of the thread that copies beforehand
   std::mutex mutex_;  // guards all below
   std::condition_variable_any changed_;
   std::map<std::string, std::shared_ptr<const at::Tensor>> kept_;

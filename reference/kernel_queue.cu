@@ -1,26 +1,44 @@
 #include "kernels/base/check.h"
 #include "reference/kernel_queue.h"
+#include "src/judge/no_memory.h"
 
 namespace lockstep {
 namespace {
 
+// What CUDA says of the last call is read, or the next launch would find it.
 void check_cuda(const char* doing, cudaError_t status) {
-  check(status == cudaSuccess, "CUDA error in {} of the reference: {}", doing,
-        cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  if (status == cudaErrorMemoryAllocation) fail_for_memory("some bytes");
+  fail("CUDA error in {} of the reference: {}", doing, cudaGetErrorString(status));
 }
+
+// The device is the current one for as long as this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int gpu) {
+    check_cuda("asking for the device", cudaGetDevice(&before_));
+    check_cuda("choosing a device", cudaSetDevice(gpu));
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
 
 }  // namespace
 
-KernelQueue new_queue(int gpu) {
+void* new_stream(int gpu) {
+  const OnDevice on(gpu);
   cudaStream_t stream = nullptr;
-  check_cuda("making a stream", cudaSetDevice(gpu));
   check_cuda("making a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  return {gpu, stream};
+  return stream;
 }
 
 int64_t free_memory(int gpu) {
+  const OnDevice on(gpu);
   size_t free = 0, all = 0;
-  check_cuda("asking for free memory", cudaSetDevice(gpu));
   check_cuda("asking for free memory", cudaMemGetInfo(&free, &all));
   return static_cast<int64_t>(free);
 }

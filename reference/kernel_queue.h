@@ -10,8 +10,9 @@ struct KernelQueue {
   void* stream = nullptr;  // CUDA's handle; null: the device's own
 };
 
-// A new stream, for which no other waits. Only where has_attention_kernels().
-KernelQueue new_queue(int gpu);
+// The handle of a new stream, for which no other waits. Only where has_attention_kernels(). Throws
+// NoMemory where the device has none left.
+void* new_stream(int gpu);
 // The bytes that nobody has of the device's memory. Likewise.
 int64_t free_memory(int gpu);
 

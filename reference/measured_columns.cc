@@ -111,7 +111,7 @@ DistantColumns columns_of(const AmountsOfRows& e, std::span<const int64_t> rows)
   DistantColumns result;
   const int64_t count = std::ssize(rows), width = e.want.size(1);
   const bool are_neighbours = count > 0 && rows.back() - rows.front() == count - 1;
-  in_torch([&] {
+  run_by_thread(e.want.device(), [&] {
     const auto numbers = [&] {
       return at::from_blob(const_cast<int64_t*>(rows.data()), {count}, at::kLong)
           .to(e.want.device(), /*non_blocking=*/false, /*copy=*/true);

@@ -1,7 +1,7 @@
 // Streams of threads are made by the reference's kernels, which need their handles: LibTorch
 // numbers a stream that is not its own by its handle, and the device's own by 0. What is queued on
-// the device's own is ordered with all other streams, for which every launch takes the driver's
-// lock: threads that compute at once would wait for each other there.
+// the device's own waits for the engine's streams, and they for it, and every launch there takes the
+// driver's lock: threads that compute at once would wait for each other.
 #include "reference/own_stream.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,6 +10,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -35,13 +37,15 @@ Unused& unused() {
 c10::Stream stream_for_thread(const c10::Device& device) {
   Unused& all = unused();
   const std::lock_guard lock(all.mutex);
-  const auto found =
-      std::ranges::find(all.streams, device, [](const c10::Stream& one) { return one.device(); });
-  if (found == all.streams.end())
-    return c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(new_queue(device.index()).stream),
+  // The one that was let go last, as LibTorch hands on cuBLAS's handles: for each pair of a handle
+  // and a stream that were ever together it keeps memory.
+  const auto found = std::ranges::find(all.streams.rbegin(), all.streams.rend(), device,
+                                       [](const c10::Stream& one) { return one.device(); });
+  if (found == all.streams.rend())
+    return c10::Stream::unpack3(reinterpret_cast<c10::StreamId>(new_stream(device.index())),
                                 device.index(), device.type());
   const c10::Stream stream = *found;
-  all.streams.erase(found);
+  all.streams.erase(std::prev(found.base()));
   return stream;
 }
 
@@ -53,6 +57,16 @@ struct OfThread {
     for (const auto& [device, one] : all) unused().streams.push_back(one.first);
   }
 };
+
+constexpr c10::StreamId kOfDevice = 0;  // the device's own
+
+// For what was queued before there was other trouble, which is the one to be told.
+void wait_quietly(const c10::Stream& stream) {
+  try {
+    stream.synchronize();
+  } catch (const std::exception&) {
+  }
+}
 
 }  // namespace
 
@@ -82,9 +96,21 @@ void OwnStream::run(const std::function<void()>& body) const {
     const at::AutoDispatchBelowAutograd below;
     if (!stream_) return body();
     const c10::StreamGuard guard(*stream_);
-    body();
+    try {
+      body();
+    } catch (...) {
+      wait_quietly(*stream_);
+      throw;
+    }
     stream_->synchronize();
   });
+}
+
+void run_by_thread(const c10::Device& device, const std::function<void()>& body) {
+  const bool by_own =
+      device.is_cpu() ||
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() != kOfDevice;
+  return by_own ? in_torch(body) : OwnStream::of_this_thread(device).run(body);
 }
 
 KernelQueue queue_of_this_thread(const c10::Device& device) {

@@ -21,13 +21,15 @@ namespace lockstep {
 class OwnStream {
  public:
   explicit OwnStream(const c10::Device& device);
-  // The one of the thread that calls. Another thread has it when this one has ended, and finds the
-  // memory that LibTorch keeps for it.
+  // The one of the thread that calls; none in a build without kernels of the reference, where all
+  // queue on the device's own. Another thread has it when this one has ended, and finds the memory
+  // that LibTorch keeps for it.
   static const OwnStream& of_this_thread(const c10::Device& device);
 
   // Calls `body` as in_torch() does, without gradients, and returns when all that it queued is
-  // done, so that any stream may read it. What `body` reads must have been done before, and nobody
-  // may free it, nor what the body made, while work of another stream that reads it is queued.
+  // done, also where it throws, so that any stream may read it. What `body` reads must have been
+  // done before, and nobody may free it, nor what the body made, while work of another stream that
+  // reads it is queued.
   void run(const std::function<void()>& body) const;
 
  private:
@@ -36,6 +38,9 @@ class OwnStream {
   std::shared_ptr<const c10::Stream> stream_;  // null: there is none
 };
 
+// Calls `body` as in_torch() does: by the stream that this thread queues by where that is one of its
+// own, as within run(), or else as OwnStream::of_this_thread(device).run().
+void run_by_thread(const c10::Device& device, const std::function<void()>& body);
 // Where this thread queues, for kernels of the reference: a stream of its own or the device's.
 KernelQueue queue_of_this_thread(const c10::Device& device);
 // Lets what this thread has queued read the tensor, whichever thread lets go of it and when.

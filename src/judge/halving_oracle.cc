@@ -118,6 +118,13 @@ size_t HalvingOracle::most_rows(const Point& point) const {
   return found == most_rows_.end() ? std::numeric_limits<size_t>::max() : found->second;
 }
 
+// Another thread may have found meanwhile that there is memory for fewer still.
+void HalvingOracle::expect_at_most(size_t rows, const Point& point) {
+  const std::lock_guard lock(mutex_);
+  const auto [known, is_new] = most_rows_.try_emplace(point.order(), rows);
+  known->second = std::min(known->second, rows);
+}
+
 Exact HalvingOracle::evaluate(const OracleCall& call) {
   const size_t count = call.rows.size();
   std::vector<Exact> parts;
@@ -134,8 +141,7 @@ Exact HalvingOracle::evaluate(const OracleCall& call) {
       parts.push_back(oracle_.evaluate(some == count ? call : rows_of_call(call, first, some)));
     } catch (const NoMemory&) {
       if (some > 1) {
-        const std::lock_guard lock(mutex_);
-        most_rows_[call.place.point->order()] = (some + 1) / 2;
+        expect_at_most((some + 1) / 2, *call.place.point);
       } else if (!call.measure.got.empty()) {
         return unmeasured();
       } else {

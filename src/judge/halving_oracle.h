@@ -34,6 +34,8 @@ class HalvingOracle final : public Oracle {
   size_t most_rows(const Point& point) const;
 
  private:
+  void expect_at_most(size_t rows, const Point& point);
+
   Oracle& oracle_;
   mutable std::mutex mutex_;
   std::map<int, size_t> most_rows_;  // by order of the point; none: no limit was met

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "kernels/base/thread_pool.h"
 #include "src/judge/free_slots.h"
 #include "src/judge/judge_state.h"
 #include "src/judge/own_engine.h"
@@ -23,6 +24,10 @@ namespace {
 
 // An op whose error would show by so many budgets in a place that is right is not where it is made.
 constexpr double kManyTimes = 10;
+
+bool several_threads(const JudgeOptions& options) {
+  return (options.threads > 0 ? options.threads : machine_threads()) > 1;
+}
 
 // Where each point rounds: as the trace declares or was asked for, and as its accumulator says.
 std::map<std::string, RoundingContract> contracts_of(const Manifest& manifest,
@@ -187,7 +192,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
       reference_check(oracle_, manifest_.graph, manifest_.dtype),
       coverage(facts.page_size, facts.sliding_window),
       error_map(facts.page_size, options.rows),
-      models_go_ahead(oracle_.on_device() && oracle_.chosen_experts() == 0) {
+      models_go_ahead((oracle_.on_device() || several_threads(options)) &&
+                      oracle_.chosen_experts() == 0) {
   const Graph wanted =
       with_shares_of(manifest.graph, oracle.graph().restricted([&](const Place& place) {
         return !place.point->optional || manifest.graph.has(place);

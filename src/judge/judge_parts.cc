@@ -341,8 +341,7 @@ void Judge::State::end(const Judged& judged) {
       logits.lead_back(node.request, node.rows, text_of(ledger.place_of_finding(source)));
 }
 
-// Nothing is asked any more then: the engine may capture a graph, during which nobody else may
-// begin anything on the stream that the oracle has in common with it.
+// Nothing is asked any more then: the engine may capture a graph of its own next.
 void Judge::State::end_pass(const Pass& shown) {
   reference_check.wait();
   const Pass& pass = work->narrow ? *work->narrow : shown;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <fmt/format.h>
+
+#include <string_view>
+
 #include "kernels/base/check.h"
 
 namespace lockstep {
@@ -10,5 +14,13 @@ class NoMemory : public Error {
  public:
   using Error::Error;
 };
+
+// Throws it. lacks: what there was no memory for, as "3 GiB".
+[[noreturn]] inline void fail_for_memory(std::string_view lacks) {
+  throw NoMemory(
+      fmt::format("the reference has no memory left for {} more: judge some --layers or --points "
+                  "at a time, or fewer tokens a pass (--chunk, --budget), or free memory there",
+                  lacks));
+}
 
 }  // namespace lockstep

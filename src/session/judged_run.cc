@@ -381,8 +381,9 @@ Result judge_run(const JudgedRun& run) {
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(run.judge, manifest);
   Followers followers{run, manifest.graph, judge, causes, budget, writer.get(), progress};
   // Whoever stands between the engine and its ops may ask the oracle too, and ranks wait for each
-  // other; on the CPU both sides want all processors.
-  const bool beside = options.device != Device::cpu && seeded.clean && !run.before && !run.ranks;
+  // other.
+  const bool several = options.device != Device::cpu || judging.threads != 1;
+  const bool beside = several && seeded.clean && !run.before && !run.ranks;
   LiveJudge live(judge, followers.options(beside));
   Only needed(live, wanted_to_judge(manifest.graph, judging));
   Auditor auditor(run.engine.page_size);

@@ -141,6 +141,26 @@ TEST_F(HalvingTest, AsksAboutNoMoreFromThenOnInTheBackgroundToo) {
   }
 }
 
+// While one thread waits for an answer another one finds that there is memory for two rows alone.
+TEST_F(HalvingTest, KeepsTheFewestRowsThatAnyThreadFound) {
+  class Beaten final : public FakeOracle {
+   public:
+    Exact evaluate(const OracleCall& call) override {
+      if (call.rows.size() <= 2) return FakeOracle::evaluate(call);
+      if (call.rows.size() == 64) asked_by->evaluate(rows_of_call(call, 0, 4));
+      throw NoMemory("no memory for that many rows: ask about fewer");
+    }
+    HalvingOracle* asked_by = nullptr;
+  } beaten;
+  HalvingOracle halving(beaten);
+  beaten.asked_by = &halving;
+  const std::vector<Row> rows(64, Row{0, 0});
+  const std::vector<int32_t> tokens(rows.size(), 1);
+  const OracleCall call{.place = {&point("embed"), -1}, .rows = rows, .tokens = tokens};
+  EXPECT_EQ(halving.evaluate(call).shape[0], std::ssize(rows));
+  EXPECT_EQ(halving.most_rows(point("embed")), 2U);
+}
+
 TEST_F(HalvingTest, SaysThatThereIsNoMemoryOnlyOfASingleRow) {
   const FakeRun run = clean();
   Narrow none(0);
