@@ -39,7 +39,13 @@ Tensor weight_of(const Asked& a) {
 }
 bool has_bias(const Asked& a) { return a.model().weights.has_bias(*a.place().point); }
 Tensor bias_of(const Asked& a) { return a.model().weights.bias(a.place()); }
-Tensor with_bias(const Asked& a, const Tensor& y) { return has_bias(a) ? y + bias_of(a) : y; }
+// A product as the bias is added to it: rounded first where the op's contract stores it.
+Tensor before_bias(const Asked& a, const Tensor& y) {
+  return a.op().call.contract == RoundingContract::bias_after_store ? a.in_dtype(y, a.model().run) : y;
+}
+Tensor with_bias(const Asked& a, const Tensor& y) {
+  return has_bias(a) ? before_bias(a, y) + bias_of(a) : y;
+}
 // x W^T + b: products of another input, or with another weight, both in double.
 Tensor by(const Asked& a, const Tensor& x, const Tensor& weight) {
   return weight.defined() ? with_bias(a, at::matmul(x, weight.t())) : Tensor();
@@ -57,10 +63,10 @@ Tensor right_product(const Asked& a) {
 
 Tensor no_bias(const Asked& a, double) { return has_bias(a) ? right_product(a) : Tensor(); }
 Tensor bias_twice(const Asked& a, double) {
-  return has_bias(a) ? right_product(a) + 2 * bias_of(a) : Tensor();
+  return has_bias(a) ? before_bias(a, right_product(a)) + 2 * bias_of(a) : Tensor();
 }
 Tensor bias_subtracted(const Asked& a, double) {
-  return has_bias(a) ? right_product(a) - bias_of(a) : Tensor();
+  return has_bias(a) ? before_bias(a, right_product(a)) - bias_of(a) : Tensor();
 }
 Tensor bias_alone(const Asked& a, double) {
   return has_bias(a) ? bias_of(a).expand({a.rows(), -1}) : Tensor();
@@ -74,7 +80,8 @@ std::vector<double> other_layers(const Asked& a) {
 }
 Tensor bias_of_layer(const Asked& a, double layer) {
   if (!has_bias(a)) return {};
-  return right_product(a) + a.model().weights.bias({a.place().point, static_cast<int>(layer)});
+  return before_bias(a, right_product(a)) +
+         a.model().weights.bias({a.place().point, static_cast<int>(layer)});
 }
 Tensor weight_of_layer(const Asked& a, double layer) {
   return with_bias(a, a.model().weights.product({a.place().point, static_cast<int>(layer)}, x_of(a),
@@ -137,7 +144,7 @@ Tensor dims_reordered(const Asked& a, int64_t outer, int64_t inner) {
 Tensor weight_interleaved(const Asked& a, int64_t outer, int64_t inner) {
   if (!is_qkv(a) || !has_bias(a)) return {};
   const Tensor y = right_product(a).view(a.got().sizes());
-  return y.unflatten(-1, {outer, inner}).transpose(-1, -2).flatten(-2).flatten(1) + bias_of(a);
+  return with_bias(a, y.unflatten(-1, {outer, inner}).transpose(-1, -2).flatten(-2).flatten(1));
 }
 Tensor weight_in_pairs(const Asked& a, double) {
   return weight_interleaved(a, 2, a.model().recipe.head_dim / 2);
@@ -300,7 +307,9 @@ std::vector<double> bias_factors(const Asked& a) {
   return {rounded};
 }
 // Eighths: parts of a split are no other numbers.
-Tensor bias_times(const Asked& a, double factor) { return right_product(a) + factor * bias_of(a); }
+Tensor bias_times(const Asked& a, double factor) {
+  return before_bias(a, right_product(a)) + factor * bias_of(a);
+}
 std::vector<double> bias_shifts(const Asked& a) {
   if (!has_bias(a)) return {};
   const auto dim = as_fp64(a.model().recipe.head_dim);
@@ -308,14 +317,14 @@ std::vector<double> bias_shifts(const Asked& a) {
 }
 // By a row, a head or half of one.
 Tensor bias_shifted(const Asked& a, double by_rows) {
-  return right_product(a) + bias_of(a).roll(-as_count(by_rows), 0);
+  return before_bias(a, right_product(a)) + bias_of(a).roll(-as_count(by_rows), 0);
 }
 // K's for V and the other way: they have one shape.
 Tensor bias_of_other(const Asked& a, double) {
   const std::string_view name = a.place().point->name;
   if (!has_bias(a) || (name != "attn.k" && name != "attn.v")) return {};
   const Point& other = *find_point(name == "attn.k" ? "attn.v" : "attn.k");
-  return right_product(a) + a.model().weights.bias({&other, a.place().layer});
+  return before_bias(a, right_product(a)) + a.model().weights.bias({&other, a.place().layer});
 }
 // Parts of a sum that are each stored in 16 bits before they are added (split-K).
 std::vector<double> part_counts(const Asked& a) {

@@ -129,6 +129,17 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
   }
 }
 
+// Why nothing is known to have been written for the first of the rows of which that is so.
+std::string why_unknown(std::span<const Row> rows, int64_t first, const KvHistory& history) {
+  if (first < 0 || history.prefix(rows[first]) != 0)
+    return "what was written to the K/V cache was not captured";
+  const auto [request, position] = rows[first];
+  return fmt::format(
+      "what was in the K/V cache from position {} of request {} on is of tokens that the trace "
+      "does not tell: have them as `inherited` in the pass that the request enters by",
+      position, request);
+}
+
 }  // namespace
 
 Shape cache_shape(const RecordedTensor& kv, const RecordedTensor* k) {
@@ -168,7 +179,7 @@ NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& 
                                counts_of(wrong, kv.rows.size()));
     if (first.known()) show_element(finding, first, kv);
   } else if (found.unknown > 0) {
-    return inconclusive("what was written to the K/V cache was not captured");
+    return inconclusive(why_unknown(kv.rows, found.first_unknown, history));
   }
   return outcome;
 }

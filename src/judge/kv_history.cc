@@ -53,7 +53,9 @@ void KvHistory::begin(const PassInfo& pass) {
 // same beginning share what may lie in their caches.
 void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
   std::vector<uint64_t>& chain = prefixes_[request];
-  if (chain.size() <= position) chain.resize(position + 1);
+  std::vector<int32_t>& tokens = tokens_[request];
+  if (chain.size() <= position) chain.resize(position + 1), tokens.resize(position + 1, -1);
+  tokens[position] = token;
   uint64_t before = position == 0 ? 1 : chain[position - 1];
   // Where a trace lacks the passes before, a position stands for itself alone.
   if (before == 0) before = linked(~request, position);
@@ -82,7 +84,7 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     grown(*own, rows[i].position) = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
-    Content& content = keep(hash, row_prefix, {layer, rows[i], pass_, slot}, both);
+    Content& content = keep(hash, {layer, rows[i], pass_, slot}, both);
     put_into_slot(hash, content, layer, slot);
   }
   forget_gone();
@@ -121,9 +123,12 @@ uint64_t KvHistory::latest_of(int layer, uint64_t prefix) const {
   return written == written_.end() ? 0 : hash_at(written->second, layer);
 }
 
-KvHistory::Content& KvHistory::keep(uint64_t hash, uint64_t prefix, const Writer& writer,
+KvHistory::Content& KvHistory::keep(uint64_t hash, const Writer& writer,
                                     std::span<const char> bytes) {
-  const auto [content, fresh] = contents_.try_emplace(hash, Content{writer, prefix, {}});
+  const auto [content, fresh] = contents_.try_emplace(hash);
+  if (fresh)
+    content->second = {
+        .writer = writer, .prefix = prefix(writer.row), .token = token_of(writer.row)};
   const bool lacks = fresh || content->second.bytes.empty();  // who wrote them first may have ended
   if (lacks && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
   return content->second;
@@ -156,6 +161,7 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
 void KvHistory::end(int32_t request) {
   ended_.insert(request);
   prefixes_.erase(request);
+  tokens_.erase(request);
   inherited_.erase(request);
   std::erase_if(own_, [request](const auto& own) { return own.first.second == request; });
 }
@@ -207,18 +213,34 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     const uint64_t row_prefix = prefix(rows[i]);
     uint64_t& latest = grown(written_[row_prefix], layer);
     if (latest != 0) continue;
+    if (is_of_another(hashes[i], layer, rows[i])) {
+      mistaken_.insert(linked(key_of(layer, row_prefix), hashes[i]));
+      continue;
+    }
     latest = hashes[i];
     grown(own_[{layer, rows[i].request}], position) = hashes[i];
     adopted_[rows[i].request].insert(rows[i].position);
     if (bytes > 0)
-      keep(hashes[i], row_prefix, {layer, rows[i], pass_, -1},
+      keep(hashes[i], {layer, rows[i], pass_, -1},
            {kv.as<const char>() + i * bytes, bytes});
   }
 }
 
+// K and V of the same token at the same position may be of the same bits behind other tokens too:
+// in the first layer they always are.
+bool KvHistory::is_of_another(uint64_t hash, int layer, const Row& row) const {
+  const auto known = contents_.find(hash);
+  if (known == contents_.end()) return false;
+  const Content& content = known->second;
+  return content.writer.layer != layer || content.writer.row.position != row.position ||
+         (content.token != -1 && content.token != token_of(row));
+}
+
 std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {
   const uint64_t of = prefix(row), latest = latest_of(layer, of);
-  if (latest == 0) return {};
+  if (latest == 0)
+    return mistaken_.contains(linked(key_of(layer, of), hash)) ? std::optional(false)
+                                                               : std::nullopt;
   if (latest == hash) return true;
   const auto earlier = earlier_.find(key_of(layer, of));
   return earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0;
@@ -262,6 +284,12 @@ uint64_t KvHistory::prefix(const Row& row) const {
   const auto found = prefixes_.find(row.request);
   const size_t position = row.position;
   return found == prefixes_.end() || position >= found->second.size() ? 0 : found->second[position];
+}
+
+int32_t KvHistory::token_of(const Row& row) const {
+  const auto found = tokens_.find(row.request);
+  const size_t position = row.position;
+  return found == tokens_.end() || position >= found->second.size() ? -1 : found->second[position];
 }
 
 const std::vector<char>* KvHistory::bytes_of(uint64_t hash) const {

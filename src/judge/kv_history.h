@@ -63,7 +63,9 @@ class KvHistory {
   void end(int32_t request);
 
   // Takes what a request was found to read of inherited tokens that nobody wrote for what was
-  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i].
+  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. But not
+  // what was written in another layer, at another position or for another token, as where a prefix
+  // cache matched too far: that is wrong.
   void adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
              const TensorView& kv);
   // How many positions were adopted, by request.
@@ -93,14 +95,18 @@ class KvHistory {
   struct Content {
     Writer writer;
     uint64_t prefix = 0;           // of the tokens that it was written for
+    int32_t token = -1;            // the last of them; -1: not known
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
   };
+  // Whether those are bytes that were written for another place than that.
+  bool is_of_another(uint64_t hash, int layer, const Row& row) const;
   // Whether that hash is legal there. Nothing: nothing was written.
   std::optional<bool> is_legal(int layer, const Row& row, uint64_t hash) const;
   void put_token(int32_t request, size_t position, int32_t token);
-  Content& keep(uint64_t hash, uint64_t prefix, const Writer& writer, std::span<const char> bytes);
+  Content& keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
+  int32_t token_of(const Row& row) const;  // -1: never seen
   // The content is in that slot of the layer now, and what was there is not.
   void put_into_slot(uint64_t hash, Content& content, int layer, int64_t slot);
   void write_version(int layer, uint64_t prefix, uint64_t hash);
@@ -121,6 +127,9 @@ class KvHistory {
   using ByLayer = std::vector<uint64_t>;
   std::unordered_map<int64_t, ByLayer> slots_;
   std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
+  std::map<int32_t, std::vector<int32_t>> tokens_;     // likewise
+  // Hashes that were read by mistake where nobody wrote, each beside the layer and prefix.
+  std::unordered_set<uint64_t> mistaken_;
   std::vector<PassRow> rows_;                          // of the pass
   std::map<int32_t, size_t> inherited_;                // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;

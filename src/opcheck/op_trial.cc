@@ -13,6 +13,7 @@
 
 #include "kernels/base/check.h"
 #include "probes/recorder.h"
+#include "src/judge/contracts.h"
 #include "src/judge/ledger.h"
 #include "src/judge/story.h"
 #include "src/opcheck/one_op.h"
@@ -44,7 +45,7 @@ OpRunner::Options runner_options(std::string_view op, DType dtype, const OpTrial
 // One rounding at the store is what the headers of ops promise, unless the person who asks declares
 // another contract.
 JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& places,
-                            const Graph& graph) {
+                            const Graph& graph, DType dtype, const Oracle& oracle) {
   std::vector<std::string_view> names;
   for (const Place& place : places.outputs) names.push_back(place.point->name);
   JudgeOptions judge{.selection = Selection(fmt::format("{}", fmt::join(names, ",")), "", "", ""),
@@ -53,10 +54,17 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
                      .may_saturate = false,
                      .inputs_are_given = true};
   ask_for(options.rounding, judge);
-  // The models of an op's cases have other points each.
+  // The models of an op's cases have other points each, and a bias or none.
+  const auto has_it = [&](const PointRounding& asked, const Place& place) {
+    const auto can_with = [&](bool bias) {
+      const auto can = contracts_of(place.point->op, ContractTraits{dtype, bias});
+      return std::ranges::count(can, asked.contract) > 0;
+    };
+    return asked.is_of(*place.point) && (can_with(oracle.has_bias(place)) || !can_with(true));
+  };
   std::erase_if(judge.rounding, [&](const PointRounding& asked) {
     return std::ranges::none_of(graph.places(),
-                                [&](const Place& place) { return asked.is_of(*place.point); });
+                                [&](const Place& place) { return has_it(asked, place); });
   });
   if (!places.hidden.empty())
     judge.recorded = [hidden = places.hidden](const Place& place) {
@@ -159,7 +167,7 @@ OpTrial::Verdict OpTrial::judge(bool with_causes) {
 
 OpTrial::Verdict OpTrial::judge_passes(bool with_causes) {
   Judge judge(judged_, *oracle_, nullptr, nullptr,
-              judging_as_run(options_, places_, judged_.graph));
+              judging_as_run(options_, places_, judged_.graph, judged_.dtype, *oracle_));
   std::unique_ptr<Hypotheses> hypotheses;
   std::unique_ptr<Causes> causes;
   if (with_causes) {

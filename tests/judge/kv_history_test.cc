@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/base/memory.h"
 
@@ -153,6 +154,44 @@ TEST(KvHistory, KnowsEachLayerByItself) {
   EXPECT_EQ(history.latest(2, row), 0U);
   EXPECT_EQ(history.latest(0, row), first);
   EXPECT_FALSE(history.k(first).empty()) << "a slot holds it";
+}
+
+// A prefix cache that matched too far hands on what was computed for other tokens.
+TEST(KvHistory, AdoptsNothingThatWasWrittenForAnotherPlace) {
+  KvHistory history(/*keep_bytes=*/true);
+  Tensor kv({2, 1, 4}, DType::f32);
+  for (int i = 0; i < 8; ++i) kv.as<float>()[i] = static_cast<float>(i + 1);
+  const std::vector<Row> written = {{0, 0}, {0, 1}};
+  history.begin({.pass = 0, .rows = {{written[0], 7, 0}, {written[1], 8, 1}}});
+  for (const int layer : {0, 1}) {
+    kv.as<float>()[0] = static_cast<float>(layer);  // whose first row is its own
+    history.write(layer, written, kv, kv);
+  }
+  const uint64_t first = history.latest(0, written[0]), second = history.latest(0, written[1]);
+  const uint64_t unwritten = first ^ second;
+  const auto enters = [&](int32_t request, int32_t token, int32_t next) {
+    history.begin({.pass = request,
+                   .rows = {{{request, 2}, 9, 2}},
+                   .inherited = {{.request = request, .tokens = {token, next}}}});
+  };
+  const auto wrong = [&](int32_t request, int layer, std::array<uint64_t, 2> hashes) {
+    const std::vector<Row> rows = {{request, 0}, {request, 1}};
+    history.adopt(layer, rows, hashes, TensorView{});
+    EXPECT_EQ(history.compare(layer, rows, hashes).unknown, 0) << request;
+    return history.compare(layer, rows, hashes).wrong;
+  };
+  enters(1, 7, 30);  // its own second token is another one
+  EXPECT_EQ(wrong(1, 0, {first, second}), std::vector<int64_t>{1});
+  EXPECT_FALSE(history.adopted().contains(1));
+  enters(2, 40, 8);  // the same token behind another one: nobody can tell
+  EXPECT_EQ(wrong(2, 0, {unwritten, second}), std::vector<int64_t>{});
+  EXPECT_EQ(history.adopted().at(2).size(), 2U);
+  enters(3, 50, 7);  // what stands at another position, or in another layer
+  EXPECT_EQ(wrong(3, 0, {second, first}), (std::vector<int64_t>{0, 1}));
+  enters(4, 7, 60);
+  EXPECT_EQ(wrong(4, 1, {first, unwritten}), std::vector<int64_t>{0});
+  enters(5, 7, 30);  // who has the right ones is not held to what another read by mistake
+  EXPECT_EQ(wrong(5, 0, {first, unwritten}), std::vector<int64_t>{});
 }
 
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {

@@ -466,7 +466,8 @@ class Requests(InFolder):
         """Not what it comes back with, among which is what it chose."""
         path = self.folder / "x.h5"
         with lockstep.Writer(path, QWEN3) as writer:
-            writer.begin_pass([8, 21], [3, 0], [0, 1], inherited={0: [5, 6, 7]})
+            writer.begin_pass([8, 21], [3, 0], [0, 1], inherited={0: [5, 6, 7]},
+                              decode=[True, False])
             writer.show("embed", None, np.zeros((2, 192), "f4"))
             writer.begin_pass([9], [4], inherited={0: [5, 6, 7, 8]})
             writer.show("embed", None, np.zeros((1, 192), "f4"))
@@ -474,6 +475,23 @@ class Requests(InFolder):
             self.assertEqual([(r.id, r.prompt, r.tokens) for r in trace.requests],
                              [(0, [5, 6, 7], [8, 9]), (1, [21], [])])
 
+
+    def test_a_row_alone_is_of_decode_behind_one_that_got_logits(self):
+        """The last token of a prompt may be a chunk, or a request's own behind a prefix."""
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for tokens, positions, logit_rows in ([8, 9], [0, 1], []), ([10], [2], [0]):
+                writer.begin_pass(tokens, positions, logit_rows=logit_rows)
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+            writer.show("token", None, np.int32([30]))
+            writer.begin_pass([30, 11], [3, 2], [0, 1], inherited={1: [5, 6]})
+            writer.show("embed", None, np.zeros((2, 192), "f4"))
+            writer.show("token", None, np.int32([31, 40]))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.id, r.prompt, r.tokens) for r in trace.requests],
+                             [(0, [8, 9, 10], [30, 31]), (1, [5, 6, 11], [40])])
+            self.assertEqual([[row.decode for row in run.rows] for run in trace.passes],
+                             [[False, False], [False], [True, False]])
 
     def test_one_of_whose_first_tokens_nobody_told_is_named_without_lists(self):
         """What was fed since would stand at positions that are not its own."""

@@ -70,6 +70,7 @@ class Writer:
         self._pending = Pending()
         self._shown = 0  # counts on with what is shown
         self._runs: list[Run] = []  # of all rows of the pass
+        self._chose_at: dict[int, int] = {}  # by request, the position of its last row of logits
         self._seen: set[tuple[int, str, int]] = set()  # places of the pass that were shown
         self._layouts: set[Layout] = set()  # that were found to be right
         self._places = {(node.layer, node.point) for node in self.graph}
@@ -81,8 +82,8 @@ class Writer:
                    inherited: Mapping[int, Sequence[int]] | None = None) -> None:
         """Begins a forward pass. One entry a row: the id that was fed, its position in its request
         (from 0), and its request. logit_rows: which rows get logits; else the last one of each
-        request. decode: which rows are of decode; else those that are their request's only one and
-        not its first. inherited: by request that enters with a cache, the tokens of that.
+        request. decode: which rows are of decode; else those that are alone of their request and
+        stand behind a row that got logits, by which something was chosen. inherited: by request that enters with a cache, the tokens of that.
         """
         self._check_open()
         count = len(tokens)
@@ -93,14 +94,15 @@ class Writer:
               f"{count}, {len(positions)} and {len(owners)}")
         check(all(0 <= int(at) < 1 << 24 for at in positions),
               "a position of the pass is not in 0 to 2^24 - 1")
-        alone = [owners.count(owner) == 1 and at > 0 for owner, at in zip(owners, positions)] \
-            if decode is None else list(decode)
+        alone = [owners.count(owner) == 1 and self._chose_at.get(owner) == at - 1
+                 for owner, at in zip(owners, positions)] if decode is None else list(decode)
         rows = [Row(owner, int(at), int(token), bool(later)) for owner, at, token, later
                 in zip(owners, positions, tokens, alone)]
         wanted = last_rows(rows) if logit_rows is None else [int(i) for i in logit_rows]
         check(all(0 <= i < count for i in wanted), f"logit_rows are not all in 0 to {count - 1}")
         entering = {int(owner): [int(i) for i in ids] for owner, ids in (inherited or {}).items()}
         self._passes.append(PassRows(rows, wanted, entering))
+        self._chose_at.update({rows[i].request: rows[i].position for i in wanted})
         self._runs = runs_of(rows)
         self._seen.clear()
 
