@@ -199,6 +199,40 @@ Ops of_a_short_polynomial() {
   return ops;
 }
 
+// Products without their last 8 inputs, stored before the bias is added.
+Ops without_the_last_inputs() {
+  Ops ops = cpu_ops();
+  wrap(ops.matmul, [](const auto& right, const OpContext& context, const TensorView& out,
+                      const TensorView& x, const WeightView& weight, const TensorView& bias) {
+    if (bias.empty()) return right(context, out, x, weight, bias);
+    Tensor some(x.shape, x.dtype);
+    for (int64_t i = 0; i < x.count(); ++i)
+      put(some, i, i % x.shape.last() < x.shape.last() - 8 ? get(x, i) : 0);
+    right(context, out, some, weight, TensorView{});
+    for (int64_t i = 0; i < out.count(); ++i)
+      put(out, i, get(out, i) + get(bias, i % bias.count()));
+  });
+  return ops;
+}
+
+// What they leave out is seen beside the op as it was declared to round, which is not once.
+TEST(Guesses, AboutAProductRoundBeforeTheBiasWhereThatIsDeclared) {
+  const Checkpoint checkpoint = Checkpoint::open(data_path("bard-qwen2.5"));
+  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference()};
+  run.ops = without_the_last_inputs();
+  run.causes = true;
+  for (const char* point : {"attn.q", "attn.k", "attn.v"})
+    run.judge.rounding.push_back(rounding_from(std::string(point) + "=bias_after_store"));
+  run.judge.selection = Selection("attn.q", "2", "", "");
+  run.requests = {{.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 2}};
+  const Result result = judged(run);
+  ASSERT_EQ(result.verdict, RunVerdict::diverged) << result.story;
+  const auto at = std::ranges::find(result.places, Place{&point("attn.q"), 2}, &PlaceSummary::place);
+  ASSERT_NE(at, result.places.end());
+  ASSERT_FALSE(at->looks_like.empty());
+  EXPECT_EQ(at->looks_like[0].says, "its last 8 inputs left out of the sum");
+}
+
 // A mask of which all keys are seen is no bug there: it comes as near as the op that rounds once,
 // which is nearer than the one that rounds as was declared.
 TEST(Guesses, ThatChangeNothingOfAnOpThatRoundsOnceAreNoBugs) {

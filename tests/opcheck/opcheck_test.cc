@@ -171,6 +171,23 @@ TEST(Ops, ThatRoundTwiceAreRightWhereThatIsDeclared) {
   EXPECT_EQ(exit_status(declared), 0) << said_of(declared.ops.at(0));
 }
 
+// Some cases of a product have no bias, and nothing to round twice: they are held to one rounding.
+TEST(Ops, OfWhichSomeCasesAloneCanRoundSoAreJudgedByIt) {
+  const OpsResult::Account product = tried("rounds_twice", "matmul");
+  EXPECT_NE(said_of(product).find("--rounding attn.q=bias_after_store"), std::string::npos)
+      << said_of(product);
+  const auto declared = [](const std::string& dtype) {
+    return check_ops({.library = library("rounds_twice"),
+                      .only = {"matmul"},
+                      .dtypes = {dtype},
+                      .rounding = {.rounding = {"attn.q=bias_after_store"}}});
+  };
+  const OpsResult right = declared("bf16");
+  EXPECT_EQ(exit_status(right), 0) << said_of(right.ops.at(0));
+  EXPECT_EQ(right.ops.at(0).cases, product.cases);
+  EXPECT_THROW(declared("fp32"), Error) << "where none can";
+}
+
 // One case that another contract fits is no proof: a kernel rounds in one way.
 TEST(Ops, AreOfferedAContractThatMakesAllCasesRightAlone) {
   const OpsResult::Account norm = tried("rounds_twice", "rms_norm");

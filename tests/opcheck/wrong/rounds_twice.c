@@ -34,3 +34,18 @@ const char* lockstep_silu_mul(const LockstepCall* call, const DLTensor* out, con
   }
   return NULL;
 }
+
+/* Stores the product, and adds the bias to that. */
+const char* lockstep_matmul(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                            const DLTensor* weight, const DLTensor* bias) {
+  (void)call;
+  const int64_t inputs = weight->shape[1], outputs = weight->shape[0];
+  for (int64_t i = 0; i < count_of(out); ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < inputs; ++k)
+      sum += (double)load(x, i / outputs * inputs + k) * load(weight, i % outputs * inputs + k);
+    store(out, i, (float)sum);
+    if (bias) store(out, i, load(out, i) + load(bias, i % outputs));
+  }
+  return NULL;
+}
