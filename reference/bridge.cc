@@ -121,11 +121,11 @@ TensorView to_view_there(const at::Tensor& tensor) {
 
 at::Tensor as_dtype(const at::Tensor& tensor, DType dtype) {
   const at::ScalarType to = scalar_type(dtype);
-  if (tensor.is_cpu() && (to == at::kFloat || to == at::kDouble)) {
-    if (tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous()) return widened(tensor, to);
+  if (tensor.is_cpu() && (dtype == DType::f32 || dtype == DType::f64)) {
+    const bool is_bf16 = tensor.scalar_type() == at::kBFloat16;
+    if (is_bf16 && tensor.is_contiguous()) return widened_bf16(tensor, dtype);
     // LibTorch widens to fp64 in one slow scalar step, and in two vectorised ones thrice as fast.
-    const bool half = tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-    if (half) return tensor.to(at::kFloat).to(to);
+    if (is_bf16 || tensor.scalar_type() == at::kHalf) return tensor.to(at::kFloat).to(to);
   }
   return tensor.to(to);
 }

@@ -49,7 +49,7 @@ class KeptWeights {
   const DType dtype_;
   const int gpu_;
   const OwnStream beside_;  // of the thread that copies beforehand
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;        // guards all below
   std::condition_variable_any changed_;
   std::map<std::string, std::shared_ptr<const at::Tensor>> kept_;
   std::set<std::string> coming_;          // that a thread is copying

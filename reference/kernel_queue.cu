@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-// What CUDA says of the last call is read, or the next launch would find it.
+// The last error is read where there is one, or the next launch would find it.
 void check_cuda(const char* doing, cudaError_t status) {
   if (status == cudaSuccess) return;
   cudaGetLastError();

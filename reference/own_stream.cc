@@ -1,7 +1,7 @@
 // Streams of threads are made by the reference's kernels, which need their handles: LibTorch
 // numbers a stream that is not its own by its handle, and the device's own by 0. What is queued on
-// the device's own waits for the engine's streams, and they for it, and every launch there takes the
-// driver's lock: threads that compute at once would wait for each other.
+// the device's own waits for the engine's streams, and they for it, and every launch there takes
+// the driver's lock: threads that compute at once would wait for each other.
 #include "reference/own_stream.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -38,8 +38,8 @@ class OwnStream {
   std::shared_ptr<const c10::Stream> stream_;  // null: there is none
 };
 
-// Calls `body` as in_torch() does: by the stream that this thread queues by where that is one of its
-// own, as within run(), or else as OwnStream::of_this_thread(device).run().
+// Calls `body` as in_torch() does: by the stream that this thread queues by where that is one of
+// its own, as within run(), or else as OwnStream::of_this_thread(device).run().
 void run_by_thread(const c10::Device& device, const std::function<void()>& body);
 // Where this thread queues, for kernels of the reference: a stream of its own or the device's.
 KernelQueue queue_of_this_thread(const c10::Device& device);

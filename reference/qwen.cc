@@ -83,8 +83,7 @@ class Qwen final : public ReferenceModel {
   void bring(const std::shared_ptr<const void>& held, int64_t first,
              const TensorView& to) const override {
     const at::Tensor& from = *static_cast<const at::Tensor*>(held.get());
-    run_by_thread(from.device(),
-                  [&] { to_torch(to).copy_(from.narrow(0, first, to.rows())); });
+    run_by_thread(from.device(), [&] { to_torch(to).copy_(from.narrow(0, first, to.rows())); });
   }
 
   void run(const PassInfo& pass, Probe& probe) override {

@@ -22,10 +22,11 @@ void widen(const uint16_t* from, int64_t count, T* to) {
 
 }  // namespace
 
-at::Tensor widened(const at::Tensor& x, c10::ScalarType to) {
-  const at::Tensor wide = at::empty(x.sizes(), x.options().dtype(to));
+at::Tensor widened_bf16(const at::Tensor& x, DType to) {
+  const auto type = to == DType::f32 ? at::kFloat : at::kDouble;
+  const at::Tensor wide = at::empty(x.sizes(), x.options().dtype(type));
   const auto* const from = static_cast<const uint16_t*>(x.const_data_ptr());
-  if (to == at::kFloat)
+  if (to == DType::f32)
     widen(from, x.numel(), wide.mutable_data_ptr<float>());
   else
     widen(from, x.numel(), wide.mutable_data_ptr<double>());

@@ -41,7 +41,8 @@ bool has_bias(const Asked& a) { return a.model().weights.has_bias(*a.place().poi
 Tensor bias_of(const Asked& a) { return a.model().weights.bias(a.place()); }
 // A product as the bias is added to it: rounded first where the op's contract stores it.
 Tensor before_bias(const Asked& a, const Tensor& y) {
-  return a.op().call.contract == RoundingContract::bias_after_store ? a.in_dtype(y, a.model().run) : y;
+  return a.op().call.contract == RoundingContract::bias_after_store ? a.in_dtype(y, a.model().run)
+                                                                    : y;
 }
 Tensor with_bias(const Asked& a, const Tensor& y) {
   return has_bias(a) ? before_bias(a, y) + bias_of(a) : y;

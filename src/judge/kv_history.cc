@@ -221,8 +221,7 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     grown(own_[{layer, rows[i].request}], position) = hashes[i];
     adopted_[rows[i].request].insert(rows[i].position);
     if (bytes > 0)
-      keep(hashes[i], {layer, rows[i], pass_, -1},
-           {kv.as<const char>() + i * bytes, bytes});
+      keep(hashes[i], {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
   }
 }
 

@@ -130,8 +130,8 @@ class KvHistory {
   std::map<int32_t, std::vector<int32_t>> tokens_;     // likewise
   // Hashes that were read by mistake where nobody wrote, each beside the layer and prefix.
   std::unordered_set<uint64_t> mistaken_;
-  std::vector<PassRow> rows_;                          // of the pass
-  std::map<int32_t, size_t> inherited_;                // tokens, by request
+  std::vector<PassRow> rows_;            // of the pass
+  std::map<int32_t, size_t> inherited_;  // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
   // The hash of what was written last, by prefix; and of what was written there before, by key_of()

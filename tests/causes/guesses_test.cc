@@ -227,7 +227,8 @@ TEST(Guesses, AboutAProductRoundBeforeTheBiasWhereThatIsDeclared) {
   run.requests = {{.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 2}};
   const Result result = judged(run);
   ASSERT_EQ(result.verdict, RunVerdict::diverged) << result.story;
-  const auto at = std::ranges::find(result.places, Place{&point("attn.q"), 2}, &PlaceSummary::place);
+  const Place q{&point("attn.q"), 2};
+  const auto at = std::ranges::find(result.places, q, &PlaceSummary::place);
   ASSERT_NE(at, result.places.end());
   ASSERT_FALSE(at->looks_like.empty());
   EXPECT_EQ(at->looks_like[0].says, "its last 8 inputs left out of the sum");

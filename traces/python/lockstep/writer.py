@@ -83,7 +83,8 @@ class Writer:
         """Begins a forward pass. One entry a row: the id that was fed, its position in its request
         (from 0), and its request. logit_rows: which rows get logits; else the last one of each
         request. decode: which rows are of decode; else those that are alone of their request and
-        stand behind a row that got logits, by which something was chosen. inherited: by request that enters with a cache, the tokens of that.
+        stand behind a row that got logits, by which something was chosen. inherited: by
+        request that enters with a cache, the tokens of that.
         """
         self._check_open()
         count = len(tokens)
