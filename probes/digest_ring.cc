@@ -23,7 +23,7 @@ constexpr int64_t kMostStaged = int64_t{64} << 20;  // bytes of a slot on the de
 constexpr unsigned kMostThreads = 8;
 
 // Enough for a while: the rows of the caches grow with every pass.
-int64_t with_room(int64_t bytes) { return bytes + bytes / 2; }
+int64_t with_room(int64_t bytes) { return bytes + std::min(bytes / 2, int64_t{64} << 20); }
 
 int64_t length_of(const PassInfo& info, int32_t request) {
   int64_t length = 0;
@@ -155,6 +155,7 @@ std::vector<TopLogits> top_of(const TensorView& logits, std::span<const Row> row
 // few threads take longer to wake than a small pass takes.
 void DigestRing::Slot::arrive(Pass& to, ThreadPool& pool) const {
   constexpr int64_t kFew = 32768;  // rows of caches
+  constexpr int64_t kFewBytes = 8 << 20;
   const std::vector<DigestLayout::Tap>& taps = pass.layout->taps;
   std::vector<size_t> first{0};  // tensor of each tap
   for (const DigestLayout::Tap& tap : taps)
@@ -175,14 +176,23 @@ void DigestRing::Slot::arrive(Pass& to, ThreadPool& pool) const {
     put_some(0, std::ssize(taps));
   else
     pool.run(std::ssize(taps), 1, put_some);
+  std::vector<std::pair<Tensor*, TensorView>> kept_tensors;
+  int64_t kept_bytes = 0;
   each_tensor([&](const DigestLayout::Tap& tap, int64_t offset, const TensorView& view) {
     RecordedTensor& kept = to.tensors[first[&tap - taps.data()]];
     const TensorView there{memory + offset, view.dtype, Device::cpu, view.shape};
-    if (tap.keeps) kept.data = copy_on(Device::cpu, there);
+    if (tap.keeps) kept_tensors.emplace_back(&kept.data, there), kept_bytes += there.bytes();
     // Logits are shown before the tokens that were chosen.
     if (*tap.point == point("logits")) to.logits = top_of(there, kept.rows, pool);
     if (*tap.point == point("token")) put_chosen(to.logits, there, kept.rows);
   });
+  // One thread alone fills fresh memory more slowly than a device or a disk does.
+  const auto copy_some = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      *kept_tensors[i].first = copy_on(Device::cpu, kept_tensors[i].second);
+  };
+  const int64_t kept = std::ssize(kept_tensors);
+  kept_bytes < kFewBytes ? copy_some(0, kept) : pool.run(kept, 1, copy_some);
 }
 
 DigestRing::DigestRing(DigestSink& taker, int64_t most_bytes)
