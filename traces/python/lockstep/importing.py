@@ -180,7 +180,10 @@ class Importer:
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
-        self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows)
+        # Without logits nothing says where a token was chosen: a row alone is taken for decode.
+        alone = [owners.count(owner) == 1 and at > 0 for owner, at in zip(owners, positions)]
+        self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows,
+                               decode=None if rows else alone)
         self.rows = list(zip(owners, positions))
         self.report.passes += 1
         taken: set[Place] = set()  # the first of a place that can be read and fits
