@@ -85,6 +85,9 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
     Content& content = keep(hash, {layer, rows[i], pass_, slot}, both);
+    if (!std::exchange(content.written, true))  // what was adopted has its writer now
+      content.writer = {layer, rows[i], pass_, slot}, content.prefix = row_prefix,
+      content.token = token_of(rows[i]);
     put_into_slot(hash, content, layer, slot);
   }
   forget_gone();
@@ -229,10 +232,11 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
 // in the first layer they always are.
 bool KvHistory::is_of_another(uint64_t hash, int layer, const Row& row) const {
   const auto known = contents_.find(hash);
-  if (known == contents_.end()) return false;
+  if (known == contents_.end() || !known->second.written) return false;
   const Content& content = known->second;
+  const int32_t token = token_of(row);
   return content.writer.layer != layer || content.writer.row.position != row.position ||
-         (content.token != -1 && content.token != token_of(row));
+         (content.token != -1 && token != -1 && content.token != token);
 }
 
 std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {

@@ -96,6 +96,7 @@ class KvHistory {
     Writer writer;
     uint64_t prefix = 0;           // of the tokens that it was written for
     int32_t token = -1;            // the last of them; -1: not known
+    bool written = false;          // else it was adopted alone
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
@@ -128,7 +129,7 @@ class KvHistory {
   std::unordered_map<int64_t, ByLayer> slots_;
   std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
   std::map<int32_t, std::vector<int32_t>> tokens_;     // likewise
-  // Hashes that were read by mistake where nobody wrote, each beside the layer and prefix.
+  // What was read by mistake where nobody wrote: hashes of the layer, the prefix and what was read.
   std::unordered_set<uint64_t> mistaken_;
   std::vector<PassRow> rows_;            // of the pass
   std::map<int32_t, size_t> inherited_;  // tokens, by request

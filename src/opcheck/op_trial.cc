@@ -54,13 +54,15 @@ JudgeOptions judging_as_run(const OpTrial::Options& options, const OpPlaces& pla
                      .may_saturate = false,
                      .inputs_are_given = true};
   ask_for(options.rounding, judge);
-  // The models of an op's cases have other points each, and a bias or none.
+  // The models of an op's cases have other points each, and a bias of q, k and v or none.
   const auto has_it = [&](const PointRounding& asked, const Place& place) {
     const auto can_with = [&](bool bias) {
       const auto can = contracts_of(place.point->op, ContractTraits{dtype, bias});
       return std::ranges::count(can, asked.contract) > 0;
     };
-    return asked.is_of(*place.point) && (can_with(oracle.has_bias(place)) || !can_with(true));
+    const bool may_have_bias = place.point->head_axis >= 0;
+    return asked.is_of(*place.point) &&
+           (!may_have_bias || can_with(oracle.has_bias(place)) || !can_with(true));
   };
   std::erase_if(judge.rounding, [&](const PointRounding& asked) {
     return std::ranges::none_of(graph.places(),

@@ -192,6 +192,8 @@ TEST(KvHistory, AdoptsNothingThatWasWrittenForAnotherPlace) {
   EXPECT_EQ(wrong(4, 1, {first, unwritten}), std::vector<int64_t>{0});
   enters(5, 7, 30);  // who has the right ones is not held to what another read by mistake
   EXPECT_EQ(wrong(5, 0, {first, unwritten}), std::vector<int64_t>{});
+  enters(6, 70, 71);  // what nobody wrote may be the same at all positions
+  EXPECT_EQ(wrong(6, 0, {unwritten + 1, unwritten + 1}), std::vector<int64_t>{});
 }
 
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {

@@ -176,16 +176,19 @@ TEST(Ops, OfWhichSomeCasesAloneCanRoundSoAreJudgedByIt) {
   const OpsResult::Account product = tried("rounds_twice", "matmul");
   EXPECT_NE(said_of(product).find("--rounding attn.q=bias_after_store"), std::string::npos)
       << said_of(product);
-  const auto declared = [](const std::string& dtype) {
+  EXPECT_EQ(said_of(product).find("mlp.down=bias_after_store"), std::string::npos)
+      << said_of(product);
+  const auto declared = [](const std::string& dtype, const std::string& point = "attn.q") {
     return check_ops({.library = library("rounds_twice"),
                       .only = {"matmul"},
                       .dtypes = {dtype},
-                      .rounding = {.rounding = {"attn.q=bias_after_store"}}});
+                      .rounding = {.rounding = {point + "=bias_after_store"}}});
   };
   const OpsResult right = declared("bf16");
   EXPECT_EQ(exit_status(right), 0) << said_of(right.ops.at(0));
   EXPECT_EQ(right.ops.at(0).cases, product.cases);
   EXPECT_THROW(declared("fp32"), Error) << "where none can";
+  EXPECT_THROW(declared("bf16", "mlp.down"), Error) << "which has no bias anywhere";
 }
 
 // One case that another contract fits is no proof: a kernel rounds in one way.

@@ -148,6 +148,7 @@ class Importer:
         self.dtype, self.report = dtype, report
         self.places = {(node.layer, node.point) for node in writer.graph}
         self.requests = Requests()
+        self._all_chose = True
         self.rows: list[tuple[int, int]] = []  # request and position of each row of the pass
         self._keep: NDArray[np.bool_] | None = None  # rows of its tensors that are no padding
 
@@ -180,10 +181,12 @@ class Importer:
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
-        # Without logits nothing says where a token was chosen: a row alone is taken for decode.
+        # Where a pass has no logits nothing says where a token was chosen: from there on a row alone
+        # is taken for decode.
+        self._all_chose = self._all_chose and bool(rows)
         alone = [owners.count(owner) == 1 and at > 0 for owner, at in zip(owners, positions)]
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows,
-                               decode=None if rows else alone)
+                               decode=None if self._all_chose else alone)
         self.rows = list(zip(owners, positions))
         self.report.passes += 1
         taken: set[Place] = set()  # the first of a place that can be read and fits

@@ -95,6 +95,8 @@ class Writer:
               f"{count}, {len(positions)} and {len(owners)}")
         check(all(0 <= int(at) < 1 << 24 for at in positions),
               "a position of the pass is not in 0 to 2^24 - 1")
+        for row in self._passes[-1].with_logits() if self._passes else ():
+            self._chose_at[row.request] = row.position
         alone = [owners.count(owner) == 1 and self._chose_at.get(owner) == at - 1
                  for owner, at in zip(owners, positions)] if decode is None else list(decode)
         rows = [Row(owner, int(at), int(token), bool(later)) for owner, at, token, later
@@ -103,7 +105,6 @@ class Writer:
         check(all(0 <= i < count for i in wanted), f"logit_rows are not all in 0 to {count - 1}")
         entering = {int(owner): [int(i) for i in ids] for owner, ids in (inherited or {}).items()}
         self._passes.append(PassRows(rows, wanted, entering))
-        self._chose_at.update({rows[i].request: rows[i].position for i in wanted})
         self._runs = runs_of(rows)
         self._seen.clear()
 
