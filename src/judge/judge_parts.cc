@@ -1,7 +1,7 @@
 // A pass, part by part: the models are computed through the part's layer, its K and V are
 // remembered, its places are judged in graph order, what they came to is entered, and what of the
-// models nothing later reads is let go. So memory holds a layer of each model, whatever the model's
-// depth; and of a pass that is shown while it is computed, a layer of that too.
+// models nothing later reads is let go. So memory holds a layer or two of each model, whatever the
+// model's depth; and of a pass that is shown while it is computed, a layer of that too.
 #include <fmt/format.h>
 
 #include <algorithm>

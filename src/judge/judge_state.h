@@ -152,8 +152,8 @@ struct Judge::State {
   std::vector<size_t> last_part;  // by node of the graph: the part that reads its tensor last
   // By node: whether it is wanted, and not hidden, so that a part waits for it.
   std::vector<bool> awaited;
-  // Whether the models compute a part ahead: they do on a device, where no choice of the engine's
-  // has a say. And the threads by which they do; null before they have.
+  // Whether the models compute a part ahead: they do on a device and by several threads, where no
+  // choice of the engine's has a say. And the threads by which they do; null before they have.
   bool models_go_ahead;
   std::unique_ptr<Background> for_exact, for_rounded;
   std::optional<PassInWork> work;

@@ -129,7 +129,7 @@ class KvHistory {
   std::unordered_map<int64_t, ByLayer> slots_;
   std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
   std::map<int32_t, std::vector<int32_t>> tokens_;     // likewise
-  // What was read by mistake where nobody wrote: hashes of the layer, the prefix and what was read.
+  // Mistaken reads where nobody wrote: hashes of the layer, the prefix and what was read.
   std::unordered_set<uint64_t> mistaken_;
   std::vector<PassRow> rows_;            // of the pass
   std::map<int32_t, size_t> inherited_;  // tokens, by request

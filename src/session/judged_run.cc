@@ -355,8 +355,9 @@ struct Followers {
 //                                                                                        |
 //                                        trace <- keep_only <- Causes <- Judge, layer by layer
 //
-// A layer is judged before the next one is computed, on a device while it is, so that memory holds
-// little of a pass; and a pass before the next one, so that --fail-fast stops at the first finding.
+// A layer is judged before the next one is computed, or beside it by a thread of the judge's, so
+// that memory holds little of a pass; and a pass before the next one, so that --fail-fast stops at
+// the first finding.
 Result judge_run(const JudgedRun& run) {
   const ReferenceOptions reference = reference_options(run.reference, run.engine);
   const auto oracle = oracle_of(run, reference);

@@ -181,8 +181,8 @@ class Importer:
         count = 0 if logits is None else logits.bits.size // wide
         owners, positions = self.requests.enter(ids, count)
         rows = self._logit_rows(owners, count)
-        # Where a pass has no logits nothing says where a token was chosen: from there on a row alone
-        # is taken for decode.
+        # A pass without logits does not say where a token was chosen: from there on a row alone is
+        # taken for decode.
         self._all_chose = self._all_chose and bool(rows)
         alone = [owners.count(owner) == 1 and at > 0 for owner, at in zip(owners, positions)]
         self.writer.begin_pass(ids.tokens.tolist(), positions, owners, logit_rows=rows,
