@@ -189,14 +189,16 @@ void Judge::State::see(const Pass& so_far) {
 std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std::string_view doing,
                                                      const ReferenceCheck* check_of) const {
   const Selection& selection = options.selection;
-  const auto compared = [this, check_of, &selection](const Point& point, int layer) {
+  const bool whole = work->shown > 0;  // as a saved pass is from its beginning on
+  const auto compared = [this, check_of, &selection, whole](const Point& point, int layer) {
     const bool logits = point == lockstep::point("logits");  // tokens are explained by them
     if (point.is_cache())  // which an attention that is checked reads
       return check_of != nullptr && check_of->needs_cache(layer) &&
              selection.has(lockstep::point("attn.out"), layer);
     const bool routes = point == lockstep::point("mlp.router");  // which are compared too
     if (!(logits || routes || selection.has(point, layer))) return false;
-    if (models_go_ahead) return true;  // of the engine's layer, which may not be there yet
+    // The engine's layer may not be there yet.
+    if (models_go_ahead && !whole) return true;
     const RecordedTensor* tensor = work->seen->tensor({&point, layer}, /*request=*/-1);
     return tensor != nullptr && !tensor->data.view().empty();
   };
