@@ -70,10 +70,12 @@ std::string provenance(const WrongKv& wrong, const Row& row, int layer, const Kv
   // Rows that hold no number are alike, whoever wrote one of them.
   const KvHistory::Writer* writer = wrong.blank ? nullptr : history.writer_of(wrong.hash);
   // By one hash of both, which of them is wrong cannot be told.
-  if (!wrong.known())
-    return reads + "K or V that " + (writer ? written_by(*writer, layer) : "nobody wrote");
+  const bool there = writer && writer->layer == layer && writer->row.position == row.position;
+  const std::string wrote = !writer ? "nobody wrote" : written_by(*writer, layer);
+  const std::string whole = wrote + (there ? " for other tokens" : "");
+  if (!wrong.known()) return reads + "K or V that " + whole;
   const bool k = wrong.differs(0), v = wrong.differs(1);
-  if (k && v && writer) return reads + "K and V that " + written_by(*writer, layer);
+  if (k && v && writer) return reads + "K and V that " + whole;
   const std::string of_k = origin_of(wrong, 0, layer, history);
   const std::string of_v = origin_of(wrong, 1, layer, history);
   if (k && v && of_k == of_v) return reads + "K and V that " + of_k;

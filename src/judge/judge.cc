@@ -186,6 +186,7 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 .limits = options.limits}),
       ledger(manifest_.graph),
       ancestry(manifest_.graph, ledger.places()),
+      history(/*keep_bytes=*/true, KvHistory::kMostGone, /*sees_all=*/facts.sliding_window == 0),
       draws(manifest_.requests),
       logits(manifest_.dtype),
       routing(manifest_.dtype),
@@ -407,6 +408,7 @@ Judge::Judge(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact,
 Judge::~Judge() = default;
 
 std::vector<NodeId> Judge::judge(const Pass& pass) {
+  const State::WaitsWhereItThrows waits{*state_};
   begin_pass(pass);
   state_->look_for_shares();
   state_->remember_caches(state_->parts.size());  // all that was written, before what was read

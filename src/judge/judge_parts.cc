@@ -198,7 +198,7 @@ std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std:
     const bool routes = point == lockstep::point("mlp.router");  // which are compared too
     if (!(logits || routes || selection.has(point, layer))) return false;
     // The engine's layer may not be there yet.
-    if (models_go_ahead && !whole) return true;
+    if (models_go_ahead && !whole) return !options.recorded || options.recorded({&point, layer});
     const RecordedTensor* tensor = work->seen->tensor({&point, layer}, /*request=*/-1);
     return tensor != nullptr && !tensor->data.view().empty();
   };
@@ -260,6 +260,7 @@ void Judge::State::remember_caches(size_t until) {
                        k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                        k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
       if (fit) history.write(place.layer, k->rows, k->data, v->data);
+      history.write_unseen(place.layer, fit ? std::span<const Row>(k->rows) : std::span<const Row>());
       for (const NodeRows& node : seen.nodes_of(place)) {
         const RecordedTensor* kv = seen.tensor(place, node.request);
         if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;
@@ -275,6 +276,14 @@ void Judge::State::begin_to_remember(size_t until) {
   if (work->seen->info().rows.size() < kLong) return remember_caches(until);
   if (!for_history) for_history = std::make_unique<Background>();
   for_history->begin([this, until] { remember_caches(until); });
+}
+
+void Judge::State::let_all_end() {
+  if (for_history) for_history->let_end();
+  op_judge.expect_none();
+  if (!work) return;
+  work->exact.reset();
+  work->rounded.reset();
 }
 
 // The fp64 model's own ops are checked by what it shows further on.
@@ -297,6 +306,7 @@ std::vector<NodeId> Judge::State::judge_part() {
   advance_models(part);
   begin_to_remember(next_part + 1);
   const JudgedPass pass{*work->seen, history, work->exact.get(), work->rounded.get()};
+  const WaitsWhereItThrows waits{*this};
   Judged& judged = work->judged;
   const size_t waited = judged.pending.size();
   size_t expected = part.first + 1;

@@ -1,6 +1,7 @@
 // The state of a Judge from pass to pass: judge.cc takes the passes, judge_end.cc ends the run.
 #pragma once
 
+#include <exception>
 #include <limits>
 #include <map>
 #include <memory>
@@ -69,6 +70,15 @@ struct Judge::State {
     Judged judged;
   };
 
+  // Where a step throws, its caller lets go of the pass: nobody may read it any more by then.
+  struct WaitsWhereItThrows {
+    State& state;
+    int before = std::uncaught_exceptions();
+    ~WaitsWhereItThrows() {
+      if (std::uncaught_exceptions() > before) state.let_all_end();
+    }
+  };
+
   State(const Manifest& manifest, Oracle& oracle, ReferenceModel* exact, ReferenceModel* rounded,
         JudgeOptions options);
 
@@ -77,6 +87,7 @@ struct Judge::State {
   void see(const Pass& so_far);
   std::vector<NodeId> judge_part();
   void end_pass(const Pass& pass);
+  void let_all_end();  // what other threads do for the pass
   bool has_next_part(const Pass& so_far) const;
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
   DrawReplay::Outcome enter_what_the_end_shows(const std::vector<RequestInfo>& requests);
@@ -140,7 +151,7 @@ struct Judge::State {
   OpJudge op_judge;
   Ledger ledger;
   Ancestry ancestry;
-  KvHistory history{/*keep_bytes=*/true};
+  KvHistory history;
   TokenFlow flow;
   DrawReplay draws;
   LogitsComparison logits;

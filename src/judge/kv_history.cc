@@ -43,24 +43,38 @@ void KvHistory::begin(const PassInfo& pass) {
   rows_ = pass.rows;
   for (const Inherited& inherited : pass.inherited) {
     inherited_[inherited.request] = inherited.tokens.size();
+    for (auto& [of, hashes] : own_)  // it may be handed other bits than the last time
+      if (of.second == inherited.request)
+        std::fill_n(hashes.begin(), std::min(hashes.size(), inherited.tokens.size()), 0);
     for (size_t p = 0; p < inherited.tokens.size(); ++p)
       put_token(inherited.request, p, inherited.tokens[p]);
   }
-  for (const PassRow& r : pass.rows) put_token(r.row.request, r.row.position, r.token);
+  for (const PassRow& r : pass.rows) {
+    put_token(r.row.request, r.row.position, r.token);
+    ended_.erase(r.row.request);  // its id is used again
+    // What it computes itself, as after it was preempted, it no longer inherits.
+    const auto inherited = inherited_.find(r.row.request);
+    if (inherited != inherited_.end())
+      inherited->second = std::min<size_t>(inherited->second, r.row.position);
+  }
 }
 
 // prefix[p] = hash(prefix[p - 1], token p) names a text up to a position: two requests with the
 // same beginning share what may lie in their caches.
 void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
-  std::vector<uint64_t>& chain = prefixes_[request];
-  std::vector<int32_t>& tokens = tokens_[request];
-  if (chain.size() <= position) chain.resize(position + 1), tokens.resize(position + 1, -1);
-  tokens[position] = token;
+  Text& text = texts_[request];
+  std::vector<uint64_t>& chain = text.prefixes;
+  if (chain.size() <= position) chain.resize(position + 1), text.tokens.resize(position + 1, -1);
+  text.tokens[position] = token;
   uint64_t before = position == 0 ? 1 : chain[position - 1];
   // Where a trace lacks the passes before, a position stands for itself alone.
   if (before == 0) before = linked(~request, position);
-  const uint64_t now = linked(before, token);
-  if (const uint64_t old = std::exchange(chain[position], now); old == 0 || old == now) return;
+  const uint64_t now = linked(before, token), old = std::exchange(chain[position], now);
+  if (token == -1)
+    text.known = std::min(text.known, position);
+  else if (text.known == position || (text.known > position && old != now))
+    text.known = position + 1;
+  if (old == 0 || old == now) return;
   // Other tokens than before: what the request wrote there is not its own any more.
   for (auto& [of, hashes] : own_)
     if (of.second == request) hashes.resize(std::min(hashes.size(), position));
@@ -80,18 +94,33 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
 
     const uint64_t row_prefix = prefix(rows[i]);
     write_version(layer, row_prefix, hash);
+    only_adopted_.erase(key_of(layer, row_prefix));
     if (i == 0 || rows[i].request != rows[i - 1].request) own = &own_[{layer, rows[i].request}];
     grown(*own, rows[i].position) = hash;
     next = std::ranges::find(next, rows_.end(), rows[i], &PassRow::row);
     const int64_t slot = next == rows_.end() ? -1 : next->slot;
     Content& content = keep(hash, {layer, rows[i], pass_, slot}, both);
     if (!std::exchange(content.written, true))  // what was adopted has its writer now
-      content.writer = {layer, rows[i], pass_, slot}, content.prefix = row_prefix,
-      content.token = token_of(rows[i]);
+      put_facts(content, {layer, rows[i], pass_, slot});
     put_into_slot(hash, content, layer, slot);
   }
   forget_gone();
   forget_of_ended();
+}
+
+// What was written so becomes unknown, where something is known: it is neither right nor wrong.
+void KvHistory::write_unseen(int layer, std::span<const Row> but) {
+  for (const PassRow& r : rows_) {
+    if (!but.empty() && but.front() == r.row) {
+      but = but.subspan(1);
+      continue;
+    }
+    const uint64_t row_prefix = prefix(r.row);
+    if (latest_of(layer, row_prefix) != 0) unseen_.insert(key_of(layer, row_prefix));
+    const auto own = own_.find({layer, r.row.request});
+    const size_t position = r.row.position;
+    if (own != own_.end() && position < own->second.size()) own->second[position] = 0;
+  }
 }
 
 void KvHistory::write_version(int layer, uint64_t prefix, uint64_t hash) {
@@ -116,6 +145,8 @@ void KvHistory::forget_version(int layer, uint64_t prefix, uint64_t hash) {
     if (earlier->second.empty()) earlier_.erase(earlier);
   } else if (latest == hash) {
     latest = 0;
+    only_adopted_.erase(key_of(layer, prefix));
+    unseen_.erase(key_of(layer, prefix));
     if (std::ranges::count(written->second, uint64_t{0}) == std::ssize(written->second))
       written_.erase(written);
   }
@@ -129,12 +160,20 @@ uint64_t KvHistory::latest_of(int layer, uint64_t prefix) const {
 KvHistory::Content& KvHistory::keep(uint64_t hash, const Writer& writer,
                                     std::span<const char> bytes) {
   const auto [content, fresh] = contents_.try_emplace(hash);
-  if (fresh)
-    content->second = {
-        .writer = writer, .prefix = prefix(writer.row), .token = token_of(writer.row)};
+  if (fresh) put_facts(content->second, writer);
   const bool lacks = fresh || content->second.bytes.empty();  // who wrote them first may have ended
   if (lacks && keep_bytes_) content->second.bytes.assign(bytes.begin(), bytes.end());
   return content->second;
+}
+
+void KvHistory::put_facts(Content& content, const Writer& writer) const {
+  content.writer = writer;
+  const Text* text = text_of(writer.row);
+  if (text == nullptr) return;
+  const size_t position = writer.row.position;
+  content.prefix = text->prefixes[position];
+  content.token = text->tokens[position];
+  content.known = position < text->known;
 }
 
 // Contents are counted by the slots that hold them: one that no slot holds can still be read by
@@ -153,7 +192,7 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
   // wrote them is still known for a finding.
   if (ended_.contains(old->second.writer.row.request)) {
     std::vector<char>().swap(old->second.bytes);  // an assignment would keep the memory
-    gone_of_ended_.push_back(before);
+    gone_of_ended_.push_back({old->second.writer.layer, old->second.prefix, before});
     return;
   }
   if (!keep_bytes_) return;
@@ -161,10 +200,20 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
   gone_bytes_ += gone_.back().second;
 }
 
+// What a slot holds is queued to be forgotten when it is overwritten, if it is known there by the
+// same tokens; all else now.
 void KvHistory::end(int32_t request) {
   ended_.insert(request);
-  prefixes_.erase(request);
-  tokens_.erase(request);
+  const auto queue = [this](int layer, uint64_t of, uint64_t hash) {
+    const auto content = contents_.find(hash);
+    const bool held = content != contents_.end() && content->second.slots != 0;
+    if (!held || content->second.prefix != of) gone_of_ended_.push_back({layer, of, hash});
+  };
+  const auto text = texts_.find(request);
+  for (const auto& [of, hashes] : own_)
+    for (size_t p = 0; of.second == request && text != texts_.end() && p < hashes.size(); ++p)
+      if (hashes[p] != 0) queue(of.first, text->second.prefixes[p], hashes[p]);
+  if (text != texts_.end()) texts_.erase(text);
   inherited_.erase(request);
   std::erase_if(own_, [request](const auto& own) { return own.first.second == request; });
 }
@@ -191,19 +240,22 @@ void KvHistory::forget_gone() {
 void KvHistory::forget_of_ended() {
   for (size_t looked = gone_of_ended_.size(); looked > 0 && gone_of_ended_.size() > kMostOfEnded;
        --looked) {
-    const uint64_t hash = gone_of_ended_.front();
+    const OfEnded gone = gone_of_ended_.front();
     gone_of_ended_.pop_front();
-    const auto found = contents_.find(hash);
-    if (found == contents_.end() || found->second.slots != 0) continue;  // it was written again
-    if (found->second.read_in >= pass_ - 1) {
-      gone_of_ended_.push_back(hash);
+    const auto found = contents_.find(gone.hash);
+    const bool own = found != contents_.end() && found->second.prefix == gone.prefix;
+    if (own && found->second.slots != 0) continue;  // it was written again
+    if (own && found->second.read_in >= pass_ - 1) {
+      gone_of_ended_.push_back(gone);
       continue;
     }
-    forget_version(found->second.writer.layer, found->second.prefix, hash);
-    contents_.erase(found);
+    forget_version(gone.layer, gone.prefix, gone.hash);
+    if (own) contents_.erase(found);
   }
 }
 
+// Rows that some request wrote for these tokens are held to that, and a request to what it was
+// handed; only what is unknown is taken as it was read.
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
                       const TensorView& kv) {
   const auto bytes = kv.empty() ? size_t{0} : kv.row_size() * size_of(kv.dtype);
@@ -211,42 +263,54 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
     const auto inherited = inherited_.find(rows[i].request);
     const size_t position = rows[i].position;
     if (inherited == inherited_.end() || position >= inherited->second) continue;
-    // Rows that some request wrote for these tokens are held to that; only what is unknown is taken
-    // as it was read.
-    const uint64_t row_prefix = prefix(rows[i]);
-    uint64_t& latest = grown(written_[row_prefix], layer);
-    if (latest != 0) continue;
+    const uint64_t row_prefix = prefix(rows[i]), latest = latest_of(layer, row_prefix);
+    if (latest != 0 && only_adopted_.empty()) continue;
+    const uint64_t key = key_of(layer, row_prefix);
+    if (latest != 0 && !only_adopted_.contains(key)) continue;
+    uint64_t& own = grown(own_[{layer, rows[i].request}], position);
+    if (own != 0) continue;
     if (is_of_another(hashes[i], layer, rows[i])) {
-      mistaken_.insert(linked(key_of(layer, row_prefix), hashes[i]));
+      mistaken_.insert(linked(key, hashes[i]));
       continue;
     }
-    latest = hashes[i];
-    grown(own_[{layer, rows[i].request}], position) = hashes[i];
-    adopted_[rows[i].request].insert(rows[i].position);
+    own = hashes[i];
+    write_version(layer, row_prefix, hashes[i]);
+    only_adopted_.insert(key);
+    // The same bits for the same token, in a layer where no other has a say, are no news.
+    const auto known = contents_.find(hashes[i]);
+    if (known == contents_.end() || !known->second.written)
+      adopted_[rows[i].request].insert(rows[i].position);
     if (bytes > 0)
       keep(hashes[i], {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
   }
 }
 
-// K and V of the same token at the same position may be of the same bits behind other tokens too:
-// in the first layer they always are.
+// K and V of the same token at the same position are of the same bits behind other tokens in the
+// first layer, and further on where a layer sees a window of keys.
 bool KvHistory::is_of_another(uint64_t hash, int layer, const Row& row) const {
   const auto known = contents_.find(hash);
-  if (known == contents_.end() || !known->second.written) return false;
+  const Text* text = text_of(row);
+  if (known == contents_.end() || !known->second.written || text == nullptr) return false;
   const Content& content = known->second;
-  const int32_t token = token_of(row);
-  return content.writer.layer != layer || content.writer.row.position != row.position ||
-         (content.token != -1 && token != -1 && content.token != token);
+  const size_t position = row.position;
+  const int32_t token = text->tokens[position];
+  if (content.writer.layer != layer || content.writer.row.position != row.position ||
+      (content.token != -1 && token != -1 && content.token != token))
+    return true;
+  return sees_all_ && layer > 0 && content.known && position < text->known &&
+         content.prefix != text->prefixes[position];
 }
 
+// What was mistaken for right stays wrong where others were handed what is right, and rows that were
+// written unseen may hold anything.
 std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {
-  const uint64_t of = prefix(row), latest = latest_of(layer, of);
-  if (latest == 0)
-    return mistaken_.contains(linked(key_of(layer, of), hash)) ? std::optional(false)
-                                                               : std::nullopt;
-  if (latest == hash) return true;
-  const auto earlier = earlier_.find(key_of(layer, of));
-  return earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0;
+  const uint64_t of = prefix(row), latest = latest_of(layer, of), key = key_of(layer, of);
+  if (latest == hash && hash != 0) return true;
+  const auto earlier = earlier_.find(key);
+  if (earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0) return true;
+  if (mistaken_.contains(linked(key, hash))) return false;
+  if (latest == 0 || unseen_.contains(key)) return std::nullopt;
+  return false;
 }
 
 uint64_t KvHistory::latest(int layer, const Row& row) const {
@@ -283,16 +347,16 @@ std::optional<KvHistory::HalfOf> KvHistory::written_as(std::span<const char> byt
   return first;
 }
 
-uint64_t KvHistory::prefix(const Row& row) const {
-  const auto found = prefixes_.find(row.request);
+const KvHistory::Text* KvHistory::text_of(const Row& row) const {
+  const auto found = texts_.find(row.request);
   const size_t position = row.position;
-  return found == prefixes_.end() || position >= found->second.size() ? 0 : found->second[position];
+  return found == texts_.end() || position >= found->second.prefixes.size() ? nullptr
+                                                                            : &found->second;
 }
 
-int32_t KvHistory::token_of(const Row& row) const {
-  const auto found = tokens_.find(row.request);
-  const size_t position = row.position;
-  return found == tokens_.end() || position >= found->second.size() ? -1 : found->second[position];
+uint64_t KvHistory::prefix(const Row& row) const {
+  const Text* text = text_of(row);
+  return text == nullptr ? 0 : text->prefixes[static_cast<size_t>(row.position)];
 }
 
 const std::vector<char>* KvHistory::bytes_of(uint64_t hash) const {

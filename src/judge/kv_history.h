@@ -30,6 +30,8 @@ struct WrongRows {
 // forgotten.
 class KvHistory {
  public:
+  static constexpr int64_t kMostGone = int64_t{256} << 20;
+
   // Who wrote a row first.
   struct Writer {
     int layer = -1;
@@ -47,15 +49,20 @@ class KvHistory {
   // keep_bytes: k(), v() and written_as() can be asked, at the price of a copy of what was written:
   // of all that a slot of the cache holds, and of at most `most_gone` bytes that were overwritten
   // in each slot that they were written to. Beyond that, what was overwritten first is forgotten,
-  // with its writer, unless it was read in this pass or the one before.
-  explicit KvHistory(bool keep_bytes, int64_t most_gone = int64_t{256} << 20)
-      : keep_bytes_(keep_bytes), most_gone_(most_gone) {}
+  // with its writer, unless it was read in this pass or the one before. sees_all: attention sees
+  // all tokens before in each layer, so that rows behind other tokens hold something else from the
+  // second layer on.
+  explicit KvHistory(bool keep_bytes, int64_t most_gone = kMostGone, bool sees_all = true)
+      : keep_bytes_(keep_bytes), sees_all_(sees_all), most_gone_(most_gone) {}
 
   // Before the writes of each pass: which tokens its rows stand for.
   void begin(const PassInfo& pass);
   // Row i of k and v belongs to rows[i], a row of the pass. Both [rows, kv_heads, head_dim], CPU,
   // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
+  // The pass writes its rows in that layer too, but for those that come next, and nobody saw what:
+  // it may hold other bits than what the same tokens had before.
+  void write_unseen(int layer, std::span<const Row> but);
 
   // The request is in no further pass, and nobody inherits from it: its bytes are kept for as long
   // as a slot holds them. Who wrote them stays known for the last 16,384 rows that such requests
@@ -63,9 +70,10 @@ class KvHistory {
   void end(int32_t request);
 
   // Takes what a request was found to read of inherited tokens that nobody wrote for what was
-  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. But not
-  // what was written in another layer, at another position or for another token, as where a prefix
-  // cache matched too far: that is wrong.
+  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. Another
+  // request may have been handed other bits of the same tokens. But not what was written in another
+  // layer, at another position or for other tokens, as where a prefix cache matched too far: that
+  // is wrong.
   void adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
              const TensorView& kv);
   // How many positions were adopted, by request.
@@ -96,10 +104,22 @@ class KvHistory {
     Writer writer;
     uint64_t prefix = 0;           // of the tokens that it was written for
     int32_t token = -1;            // the last of them; -1: not known
+    bool known = false;            // all of them are
     bool written = false;          // else it was adopted alone
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
+  };
+  // Of a request: what its tokens were, and what they stand for, by position.
+  struct Text {
+    std::vector<uint64_t> prefixes;  // 0: never seen
+    std::vector<int32_t> tokens;     // -1: not known
+    size_t known = 0;                // tokens from the first one on that are
+  };
+  // What is to be forgotten of a request that has ended.
+  struct OfEnded {
+    int layer = -1;
+    uint64_t prefix = 0, hash = 0;
   };
   // Whether those are bytes that were written for another place than that.
   bool is_of_another(uint64_t hash, int layer, const Row& row) const;
@@ -107,7 +127,8 @@ class KvHistory {
   std::optional<bool> is_legal(int layer, const Row& row, uint64_t hash) const;
   void put_token(int32_t request, size_t position, int32_t token);
   Content& keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
-  int32_t token_of(const Row& row) const;  // -1: never seen
+  const Text* text_of(const Row& row) const;  // null: that position was never seen
+  void put_facts(Content& content, const Writer& writer) const;
   // The content is in that slot of the layer now, and what was there is not.
   void put_into_slot(uint64_t hash, Content& content, int layer, int64_t slot);
   void write_version(int layer, uint64_t prefix, uint64_t hash);
@@ -118,19 +139,20 @@ class KvHistory {
   void forget_of_ended();
   const std::vector<char>* bytes_of(uint64_t hash) const;
 
-  bool keep_bytes_;
+  bool keep_bytes_, sees_all_;
   int64_t most_gone_, gone_bytes_ = 0;
   // Hashes and bytes of what no slot held any more when it was put here, in that order.
   std::deque<std::pair<uint64_t, int64_t>> gone_;
-  std::deque<uint64_t> gone_of_ended_;  // hashes of what ended requests had, without bytes
+  std::deque<OfEnded> gone_of_ended_;  // what ended requests had, without bytes
   // Hashes by layer, 0: none, of one slot or prefix. Rows of a pass are written once a layer: a
   // table of slots or prefixes stays in the processor's caches, where one of all layers does not.
   using ByLayer = std::vector<uint64_t>;
   std::unordered_map<int64_t, ByLayer> slots_;
-  std::map<int32_t, std::vector<uint64_t>> prefixes_;  // by request, by position
-  std::map<int32_t, std::vector<int32_t>> tokens_;     // likewise
+  std::map<int32_t, Text> texts_;  // by request
   // Mistaken reads where nobody wrote: hashes of the layer, the prefix and what was read.
   std::unordered_set<uint64_t> mistaken_;
+  // By key_of() layer and prefix: what was adopted alone, and what was written unseen as well.
+  std::unordered_set<uint64_t> only_adopted_, unseen_;
   std::vector<PassRow> rows_;            // of the pass
   std::map<int32_t, size_t> inherited_;  // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;

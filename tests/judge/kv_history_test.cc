@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "kernels/base/memory.h"
 
@@ -183,9 +184,9 @@ TEST(KvHistory, AdoptsNothingThatWasWrittenForAnotherPlace) {
   enters(1, 7, 30);  // its own second token is another one
   EXPECT_EQ(wrong(1, 0, {first, second}), std::vector<int64_t>{1});
   EXPECT_FALSE(history.adopted().contains(1));
-  enters(2, 40, 8);  // the same token behind another one: nobody can tell
+  enters(2, 40, 8);  // the same token behind another one has the same in the first layer
   EXPECT_EQ(wrong(2, 0, {unwritten, second}), std::vector<int64_t>{});
-  EXPECT_EQ(history.adopted().at(2).size(), 2U);
+  EXPECT_EQ(history.adopted().at(2), std::set<int32_t>{0}) << "the other one was written";
   enters(3, 50, 7);  // what stands at another position, or in another layer
   EXPECT_EQ(wrong(3, 0, {second, first}), (std::vector<int64_t>{0, 1}));
   enters(4, 7, 60);
@@ -194,6 +195,151 @@ TEST(KvHistory, AdoptsNothingThatWasWrittenForAnotherPlace) {
   EXPECT_EQ(wrong(5, 0, {first, unwritten}), std::vector<int64_t>{});
   enters(6, 70, 71);  // what nobody wrote may be the same at all positions
   EXPECT_EQ(wrong(6, 0, {unwritten + 1, unwritten + 1}), std::vector<int64_t>{});
+}
+
+// What the rows of a test stand for: the first row is at position 0 of each request.
+std::vector<Row> rows_of(int32_t request, int32_t count) {
+  std::vector<Row> rows;
+  for (int32_t p = 0; p < count; ++p) rows.push_back({request, p});
+  return rows;
+}
+
+PassInfo pass_of(int32_t pass, int32_t request, const std::vector<int32_t>& tokens) {
+  PassInfo info{.pass = pass};
+  for (int32_t p = 0; p < std::ssize(tokens); ++p)
+    info.rows.push_back({{request, p}, tokens[p], -1, Phase::prefill});
+  return info;
+}
+
+PassInfo heir(int32_t pass, int32_t request, const std::vector<int32_t>& tokens) {
+  const auto position = static_cast<int32_t>(tokens.size());
+  return {.pass = pass,
+          .rows = {{{request, position}, 9, -1}},
+          .inherited = {{.request = request, .tokens = tokens}}};
+}
+
+// Writes two rows of that request in layers 0 and 1, whose numbers begin with those of the layer.
+std::array<uint64_t, 2> write_two(KvHistory& history, int32_t request,
+                                  const std::vector<int32_t>& tokens, std::array<float, 2> begin) {
+  history.begin(pass_of(request, request, tokens));
+  Tensor kv({2, 1, 4}, DType::f32);
+  for (const int layer : {0, 1}) {
+    for (int i = 0; i < 8; ++i) kv.as<float>()[i] = begin[layer] + static_cast<float>(i);
+    history.write(layer, rows_of(request, 2), kv, kv);
+  }
+  return {history.latest(0, {request, 1}), history.latest(1, {request, 1})};
+}
+
+// Its pages are keyed by their own tokens, and not by all tokens before them.
+TEST(KvHistory, AdoptsNothingThatWasWrittenBehindOtherTokens) {
+  for (const bool sees_all : {true, false}) {
+    KvHistory history(/*keep_bytes=*/true, KvHistory::kMostGone, sees_all);
+    const auto [first, second] = write_two(history, 0, {7, 8}, {1, 20});
+    const std::vector<Row> rows = {{1, 1}};
+    history.begin(heir(1, 1, {50, 8}));
+    for (const int layer : {0, 1})
+      history.adopt(layer, rows, {{layer == 0 ? first : second}}, TensorView{});
+    EXPECT_TRUE(history.compare(0, rows, {{first}}).wrong.empty());
+    EXPECT_EQ(history.compare(1, rows, {{second}}).wrong.empty(), !sees_all)
+        << "a window of keys may leave out what differs";
+    EXPECT_EQ(history.compare(1, rows, {{second}}).unknown, 0);
+    EXPECT_FALSE(history.adopted().contains(1)) << "it was written in the trace";
+  }
+  // Where the tokens before are not known, nobody can tell.
+  for (const bool writer_is_known : {true, false}) {
+    KvHistory history(/*keep_bytes=*/true);
+    const std::vector<int32_t> known = {7, 8}, unknown = {-1, 8};
+    const uint64_t second = write_two(history, 0, writer_is_known ? known : unknown, {1, 20})[1];
+    history.begin(heir(1, 1, writer_is_known ? unknown : known));
+    const Row row{1, 1};
+    history.adopt(1, {&row, 1}, {&second, 1}, TensorView{});
+    EXPECT_TRUE(history.compare(1, {&row, 1}, {&second, 1}).wrong.empty());
+  }
+}
+
+// Positions that were computed again unseen may hold other bits than before.
+TEST(KvHistory, CallsNothingWrongThatMayHaveBeenWrittenUnseen) {
+  KvHistory history(/*keep_bytes=*/true);
+  const uint64_t seen = write_two(history, 0, {7, 8}, {1, 20})[1];
+  const std::vector<Row> rows = rows_of(0, 2);
+  const uint64_t other = seen ^ 1, first = history.latest(1, rows[0]);
+  EXPECT_EQ(history.compare(1, rows, {{first, other}}).wrong, std::vector<int64_t>{1});
+  history.begin(pass_of(1, 0, {7, 8}));
+  history.write_unseen(1, std::span(rows).first(1));
+  EXPECT_TRUE(history.compare(1, rows, {{first, other}}).wrong.empty());
+  EXPECT_EQ(history.compare(1, rows, {{first, other}}).first_unknown, 1);
+  EXPECT_EQ(history.compare(1, rows, {{first, seen}}).unknown, 0) << "that is still right";
+  EXPECT_EQ(history.compare(1, rows, {{other, seen}}).wrong, std::vector<int64_t>{0})
+      << "the first row was seen";
+  EXPECT_EQ(history.compare(0, rows, {{other, other}}).wrong.size(), 2U) << "another layer";
+}
+
+// A server may hold two copies of a prefix, of other bits.
+TEST(KvHistory, HoldsARequestToWhatItselfWasHanded) {
+  KvHistory history(/*keep_bytes=*/true);
+  const auto wrong = [&](int32_t request, uint64_t hash) {
+    const Row row{request, 0};
+    history.adopt(1, {&row, 1}, {&hash, 1}, TensorView{});
+    const WrongRows found = history.compare(1, {&row, 1}, {&hash, 1});
+    EXPECT_EQ(found.unknown, 0);
+    return std::ssize(found.wrong);
+  };
+  for (const int32_t request : {0, 1}) {
+    history.begin(heir(request, request, {7}));
+    EXPECT_EQ(wrong(request, 11 + request), 0) << request;
+  }
+  EXPECT_EQ(history.adopted().size(), 2U);
+  EXPECT_EQ(wrong(0, 15), 1);
+  EXPECT_EQ(wrong(0, 11), 0);
+  history.begin(heir(2, 0, {7}));  // it was put aside, and enters by another copy
+  EXPECT_EQ(wrong(0, 16), 0);
+  EXPECT_EQ(wrong(1, 17), 1);
+  // What somebody wrote since then holds for all who come later.
+  const uint64_t written = write_two(history, 3, {7, 8}, {1, 20})[1];
+  const uint64_t first = history.latest(1, {3, 0});
+  EXPECT_NE(written, first);
+  history.begin(heir(4, 4, {7}));
+  EXPECT_EQ(wrong(4, 18), 1);
+  EXPECT_EQ(wrong(4, first), 0);
+}
+
+// An id that is used again says nothing of what its first owner inherited.
+TEST(KvHistory, ForgetsWhatWasInheritedWhereItIsComputed) {
+  KvHistory history(/*keep_bytes=*/true);
+  const std::vector<Row> rows = rows_of(5, 2);
+  history.begin(heir(0, 5, {1, 2}));
+  history.adopt(0, rows, {{11, 12}}, TensorView{});
+  EXPECT_EQ(history.compare(0, rows, {{11, 12}}).unknown, 0);
+  history.begin(pass_of(1, 5, {30, 31}));  // its K and V are not seen
+  history.adopt(0, rows, {{21, 22}}, TensorView{});
+  EXPECT_EQ(history.compare(0, rows, {{21, 22}}).unknown, 2);
+  history.end(5);
+  write(history, 2, 5, 7, 1);  // the slot of one that lives is overwritten
+  const uint64_t hash = hash_of_request(history, 5);
+  write(history, 3, 6, 7, 2);
+  EXPECT_FALSE(history.k(hash).empty());
+}
+
+// Of requests that ended no more is known than the bound says: also where their slots were
+// overwritten before, and where many of them had the same bits.
+TEST(KvHistory, ForgetsEndedRequestsHoweverTheyEnd) {
+  constexpr int32_t kMany = 3 << 14;
+  for (const bool overwritten_before : {true, false}) {
+    KvHistory history(/*keep_bytes=*/true, /*most_gone=*/0);
+    const auto value = [&](int32_t r) { return overwritten_before ? static_cast<float>(r) : 1; };
+    for (int32_t r = 0; r < kMany; ++r) {
+      write(history, r, r, 7, value(r));
+      if (!overwritten_before) history.end(r);
+      if (overwritten_before && r > 0) history.end(r - 1);
+    }
+    const auto knows = [&](int32_t r) {
+      history.begin({.pass = 1 << 20, .rows = {{{r, 0}, 100 + r, -1, Phase::prefill}}});
+      return history.latest(0, {r, 0}) != 0;
+    };
+    EXPECT_FALSE(knows(1));
+    EXPECT_FALSE(knows(kMany / 2));
+    EXPECT_TRUE(knows(kMany - 1000));
+  }
 }
 
 TEST(KvHistory, KeepsWhatLiesNobodyKnowsWhere) {
