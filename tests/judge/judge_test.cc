@@ -1,7 +1,10 @@
 #include "src/judge/judge.h"
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <set>
+#include <thread>
 
 #include "src/judge/story.h"
 #include "src/weights/qwen_graph.h"
@@ -73,6 +76,35 @@ TEST_F(JudgeTest, AsksTheModelsForNothingThatItDoesNotCompare) {
   EXPECT_EQ(asked({"mlp.act,attn.k*", "1", "", ""}),
             (std::set<std::string>{"layer 1 attn.k", "layer 1 attn.k_norm", "layer 1 attn.k_rope",
                                    "layer 1 mlp.act", "logits"}));
+}
+
+// A model that takes its time, or fails at once.
+class SlowModel : public ReferenceModel {
+ public:
+  explicit SlowModel(bool fails) : fails_(fails) {}
+  void run(const PassInfo&, Probe&) override {
+    check(!fails_, "no memory is left");
+    runs = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    runs = false;
+    ended = true;
+  }
+  void follow(Routes) override {}
+  void end(int32_t) override {}
+  std::atomic<bool> runs = false, ended = false;
+
+ private:
+  bool fails_;
+};
+
+// Whoever called lets go of the pass then.
+TEST_F(JudgeTest, ThatThrowsLeavesNobodyReadingThePass) {
+  const FakeRun run = clean();
+  SlowModel exact(/*fails=*/true), rounded(/*fails=*/false);
+  Judge judge(run.manifest, oracle_, &exact, &rounded, {.threads = 2});
+  EXPECT_THROW(judge.judge(run.passes[0]), Error);
+  EXPECT_TRUE(rounded.ended) << "it had begun";
+  EXPECT_FALSE(rounded.runs);
 }
 
 TEST_F(JudgeTest, OneRoundingTheOtherWayIsRounding) {

@@ -89,6 +89,14 @@ TEST(UserOps, ThatAreFusedAreJudgedAsRegions) {
     EXPECT_NE(right.out.find("attn.q_rope is judged together with attn.q_norm"), std::string::npos)
         << right.out;
   }
+  // Models that go ahead of the engine are checked at no more places than others.
+  std::vector<int> checked;
+  for (const char* threads : {"1", "2"})
+    checked.push_back(nlohmann::json::parse(
+        call_lockstep(run_with("right_fused", std::string("--format json --threads ") + threads))
+            .out)["scope"]["references_checked"]);
+  EXPECT_GT(checked[0], 0);
+  EXPECT_EQ(checked[0], checked[1]);
   const Outcome wrong = call_lockstep(run_with("wrong_fused", "--format json"));
   EXPECT_EQ(wrong.status, 1) << wrong.err;
   const auto first = nlohmann::json::parse(wrong.out)["first"];
