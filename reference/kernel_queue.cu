@@ -27,6 +27,17 @@ class OnDevice {
   int before_ = 0;
 };
 
+struct Memory {
+  size_t free = 0, total = 0;
+};
+
+Memory memory_of(int gpu) {
+  const OnDevice on(gpu);
+  Memory memory;
+  check_cuda("asking for its memory", cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
+}
+
 }  // namespace
 
 void* new_stream(int gpu) {
@@ -36,11 +47,8 @@ void* new_stream(int gpu) {
   return stream;
 }
 
-int64_t free_memory(int gpu) {
-  const OnDevice on(gpu);
-  size_t free = 0, all = 0;
-  check_cuda("asking for free memory", cudaMemGetInfo(&free, &all));
-  return static_cast<int64_t>(free);
-}
+int64_t free_memory(int gpu) { return static_cast<int64_t>(memory_of(gpu).free); }
+
+int64_t total_memory(int gpu) { return static_cast<int64_t>(memory_of(gpu).total); }
 
 }  // namespace lockstep

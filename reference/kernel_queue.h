@@ -13,7 +13,8 @@ struct KernelQueue {
 // The handle of a new stream, for which no other waits. Only where has_attention_kernels(). Throws
 // NoMemory where the device has none left.
 void* new_stream(int gpu);
-// The bytes that nobody has of the device's memory. Likewise.
+// The bytes that nobody has of the device's memory, and all that it has. Likewise.
 int64_t free_memory(int gpu);
+int64_t total_memory(int gpu);
 
 }  // namespace lockstep

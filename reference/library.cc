@@ -6,11 +6,18 @@
 #include <dlfcn.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+#include <c10/core/AllocatorConfig.h>
+#endif
+
+#include <algorithm>
 
 #include "kernels/base/check.h"
+#include "reference/attention_kernels.h"
 #include "reference/bridge.h"
 #include "reference/families.h"
 #include "reference/hypotheses/hypotheses.h"
+#include "reference/kernel_queue.h"
 #include "reference/oracle.h"
 
 namespace lockstep {
@@ -80,6 +87,21 @@ class Library final : public ReferenceLibrary {
     check(options.gpu < 0 || has_gpu(options.gpu),
           "LibTorch was to compute on CUDA device {}, which it does not have: let it use the CPU",
           options.gpu);
+    if (options.memory > 0) limit_memory(options);
+  }
+
+  // LibTorch reads it when it first uses a device, which nothing before an oracle or a model does.
+  static void limit_memory(const ReferenceOptions& options) {
+    check(options.gpu >= 0 && has_attention_kernels(),
+          "the memory that judging takes of a CUDA device was to be bounded, and the reference "
+          "computes on the CPU: leave --judge-memory out");
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+    const double share = static_cast<double>(options.memory) / total_memory(options.gpu);
+    c10::CachingAllocator::setAllocatorSettings(
+        fmt::format("per_process_memory_fraction:{:.6f}", std::min(1.0, share)));
+#else
+    fail("--judge-memory needs LibTorch 2.11 or later, found {}: leave it out", TORCH_VERSION);
+#endif
   }
 };
 

@@ -18,6 +18,7 @@ void softmax_rows(const KernelQueue&, const SoftmaxRows&) { fail(kNone); }
 void spread_rows(const KernelQueue&, const SpreadRows&) { fail(kNone); }
 KernelQueue new_queue(int) { fail(kNone); }
 int64_t free_memory(int) { fail(kNone); }
+int64_t total_memory(int) { fail(kNone); }
 void weigh_rows(const KernelQueue&, const RowsToWeigh&) { fail(kNone); }
 void sum_columns(const KernelQueue&, const ColumnsToSum&) { fail(kNone); }
 void serial_squares(const KernelQueue&, const double*, int64_t, int64_t, double*) { fail(kNone); }

@@ -47,10 +47,13 @@ void bring_all(Exact& e) {
 
 // The results of a block of rows on a device, at 100 bytes an element: some thirty fp64 tensors of
 // its elements are there at once, for each of up to eight threads, which is a third of what is free
-// at the most. Up to 1 GB, larger blocks are quicker.
-int64_t device_block_bytes(int gpu) {
+// at the most. Up to 1 GB, larger blocks are quicker: four times as large ones as a bound of the
+// memory allows by that still are, as the threads are seldom at their largest together.
+int64_t device_block_bytes(const ReferenceOptions& options) {
   constexpr int64_t kLeast = 128 << 20, kMost = int64_t{1} << 30;
-  return has_attention_kernels() ? std::clamp(free_memory(gpu) / 64, kLeast, kMost) : kLeast;
+  if (!has_attention_kernels()) return kLeast;
+  const int64_t free = free_memory(options.gpu) / 64;
+  return std::clamp(options.memory > 0 ? std::min(free, options.memory / 16) : free, kLeast, kMost);
 }
 
 class OpOracle final : public Oracle {
@@ -62,7 +65,7 @@ class OpOracle final : public Oracle {
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
         angles_(recipe_, weights_),
-        block_bytes_(on_device() ? device_block_bytes(options.gpu) : 0) {}
+        block_bytes_(on_device() ? device_block_bytes(options) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }

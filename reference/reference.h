@@ -27,6 +27,9 @@ struct ReferenceOptions {
   DType dtype = DType::bf16;
   int threads = 0;  // 0: all cores
   int gpu = -1;     // number of the CUDA device that computes; -1: the CPU does
+  // The bytes that LibTorch takes of that device at most, as long as the process lives: what it
+  // keeps for its next tensors is given back before that is more. 0: all that is free.
+  int64_t memory = 0;
 };
 
 // Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.

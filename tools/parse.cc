@@ -143,8 +143,8 @@ void check_dashes(const CLI::App& app, Args args) {
 void check_no_empty_value(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options())
     check(option->get_type_name() == "TEXT" || std::ranges::count(option->results(), "") == 0,
-          "{}: {} wants a value, found an empty one; leave it out to have what it is by default",
-          app.get_name(), option->get_name());
+          "{}: {} wants a value, found an empty one{}", app.get_name(), option->get_name(),
+          option->get_required() ? "" : "; leave it out to have what it is by default");
 }
 
 }  // namespace

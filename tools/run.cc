@@ -1,8 +1,6 @@
 // lockstep run: the main job. The engine beside the reference, every node judged as it goes.
 #include "src/session/run.h"
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 
 #include "src/help/number_check.h"
@@ -20,10 +18,7 @@ namespace {
 // --modes: a text for modes_from.
 CLI::Option* add_modes_option(CLI::App& app, std::string& text) {
   begin_group(app, "Judge");
-  std::string help =
-      "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
-  for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
-  return app.add_option("--modes,--mode", text, help)->type_name("MODE,...|all");
+  return app.add_option("--modes,--mode", text, modes_help())->type_name("MODE,...|all");
 }
 
 int show(const Result& result, const RunOptions& options) {
@@ -69,6 +64,10 @@ int run_command(Args args) {
   add_observe_options(app, options.observe);
   add_fault_option(app, options.faults);
   add_judging_options(app, options.fail_fast, options.error_budget, options.judge_rows);
+  app.add_option("--judge-memory", options.judge_memory,
+                 "most GB of a CUDA device's memory that the reference takes (all that is free)")
+      ->type_name("GB")
+      ->check(positive_number(1e5));
   app.add_flag("--no-audit", options.no_audit, "do not check what is read from the K/V cache");
   app.add_flag("--confirm", options.confirm,
                "run again with what was found wrong put right, all of it and all but one, and "
@@ -81,8 +80,8 @@ int run_command(Args args) {
   // These are about a judgement beside the reference, which --modes and --determinism do without.
   for (const char* of_reference :
        {"--keep", "--trace", "--record-before", "--points", "--layers", "--positions", "--no-audit",
-        "--confirm", "--fail-fast", "--error-budget", "--judge-rows", "--limits", "--schema",
-        "--rounding", "--accumulator"})
+        "--confirm", "--fail-fast", "--error-budget", "--judge-rows", "--judge-memory", "--limits",
+        "--schema", "--rounding", "--accumulator"})
     for (CLI::Option* alone : {modes, determinism}) alone->excludes(app.get_option(of_reference));
   add_rank_options(app, options);
   add_result_options(app, options.report);

@@ -293,7 +293,7 @@ void Judge::State::note_regions() {
     std::set<std::string_view> hidden;  // points of all layers' regions
     for (const Place& place : ledger.places())
       if (*place.point == p && options.selection.has(p, place.layer) &&
-          !op_judge.hidden().covers(place))
+          ledger.any_judged_at(index_of(place)) && !op_judge.hidden().covers(place))
         for (const Place& h : op_judge.hidden().region_of(place)) hidden.insert(h.point->name);
     if (hidden.empty()) continue;
     const auto width = op_judge.widened_by().find(p.order());

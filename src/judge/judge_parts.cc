@@ -260,7 +260,8 @@ void Judge::State::remember_caches(size_t until) {
                        k->rows == v->rows && k->shape == v->shape && k->dtype == v->dtype &&
                        k->shape.rank() == 3 && k->shape[0] == std::ssize(k->rows);
       if (fit) history.write(place.layer, k->rows, k->data, v->data);
-      history.write_unseen(place.layer, fit ? std::span<const Row>(k->rows) : std::span<const Row>());
+      history.write_unseen(place.layer,
+                           fit ? std::span<const Row>(k->rows) : std::span<const Row>());
       for (const NodeRows& node : seen.nodes_of(place)) {
         const RecordedTensor* kv = seen.tensor(place, node.request);
         if (!kv || kv->shape.rank() != 4 || kv->shape[0] != std::ssize(kv->rows)) continue;

@@ -52,7 +52,7 @@ void KvHistory::begin(const PassInfo& pass) {
   for (const PassRow& r : pass.rows) {
     put_token(r.row.request, r.row.position, r.token);
     ended_.erase(r.row.request);  // its id is used again
-    // What it computes itself, as after it was preempted, it no longer inherits.
+    // A request no longer inherits what it computes itself, as after it was preempted.
     const auto inherited = inherited_.find(r.row.request);
     if (inherited != inherited_.end())
       inherited->second = std::min<size_t>(inherited->second, r.row.position);
@@ -108,7 +108,7 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
   forget_of_ended();
 }
 
-// What was written so becomes unknown, where something is known: it is neither right nor wrong.
+// Known rows become unknown by that: they are neither right nor wrong.
 void KvHistory::write_unseen(int layer, std::span<const Row> but) {
   for (const PassRow& r : rows_) {
     if (!but.empty() && but.front() == r.row) {
@@ -200,8 +200,8 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
   gone_bytes_ += gone_.back().second;
 }
 
-// What a slot holds is queued to be forgotten when it is overwritten, if it is known there by the
-// same tokens; all else now.
+// A row that a slot holds is queued to be forgotten when it is overwritten, if it is known by these
+// tokens; all others are now.
 void KvHistory::end(int32_t request) {
   ended_.insert(request);
   const auto queue = [this](int layer, uint64_t of, uint64_t hash) {
@@ -301,8 +301,8 @@ bool KvHistory::is_of_another(uint64_t hash, int layer, const Row& row) const {
          content.prefix != text->prefixes[position];
 }
 
-// What was mistaken for right stays wrong where others were handed what is right, and rows that were
-// written unseen may hold anything.
+// A mistaken read stays wrong where others were handed what is right, and rows that were written
+// unseen may hold anything.
 std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash) const {
   const uint64_t of = prefix(row), latest = latest_of(layer, of), key = key_of(layer, of);
   if (latest == hash && hash != 0) return true;

@@ -110,13 +110,13 @@ class KvHistory {
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
   };
-  // Of a request: what its tokens were, and what they stand for, by position.
+  // The tokens of a request, and what they stand for, by position.
   struct Text {
     std::vector<uint64_t> prefixes;  // 0: never seen
     std::vector<int32_t> tokens;     // -1: not known
     size_t known = 0;                // tokens from the first one on that are
   };
-  // What is to be forgotten of a request that has ended.
+  // A version that is to be forgotten, as its request has ended.
   struct OfEnded {
     int layer = -1;
     uint64_t prefix = 0, hash = 0;

@@ -71,6 +71,7 @@ class Ledger {
   bool any_finding() const { return !findings_.empty(); }
   bool any_finding_at(const Point& point) const;
   bool any_finding_at(int64_t place) const { return sums_[place].found; }
+  bool any_judged_at(int64_t place) const { return sums_[place].first.has_value(); }
   const Place& place_of_finding(int number) const;
   // Places of which every element that was compared is 0, right or wrong.
   std::vector<Place> places_of_zeros() const;

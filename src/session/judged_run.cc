@@ -151,11 +151,13 @@ EngineOptions engine_of_rank(EngineOptions options, int ranks,
   return options;
 }
 
-ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine) {
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine,
+                                   int64_t memory) {
   const int number = number_of(engine.device);
   return {.dtype = engine.dtype,
           .threads = engine.threads,
-          .gpu = number >= 0 && reference.has_gpu(number) ? number : -1};
+          .gpu = number >= 0 && reference.has_gpu(number) ? number : -1,
+          .memory = memory};
 }
 
 namespace {
@@ -359,7 +361,7 @@ struct Followers {
 // that memory holds little of a pass; and a pass before the next one, so that --fail-fast stops at
 // the first finding.
 Result judge_run(const JudgedRun& run) {
-  const ReferenceOptions reference = reference_options(run.reference, run.engine);
+  const ReferenceOptions reference = reference_options(run.reference, run.engine, run.memory);
   const auto oracle = oracle_of(run, reference);
   EngineOptions options = run.engine;
   Seeded seeded = seeded_of(run, options);

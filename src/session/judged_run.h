@@ -49,6 +49,7 @@ struct JudgedRun {
   std::vector<Request> requests;
   std::vector<FaultRequest> faults;
   JudgeOptions judge;
+  int64_t memory = 0;              // see ReferenceOptions
   OpWatch* watch = nullptr;        // borrowed; around the ops under test
   RecordBefore* before = nullptr;  // borrowed; around all that, and then there are no graphs
   // Called with each pass as it was shown, and what of it is a finding.
@@ -93,7 +94,8 @@ EngineOptions engine_of_rank(EngineOptions options, int ranks,
 
 // How the reference beside an engine is opened: on the engine's device if LibTorch can compute
 // there, on the CPU otherwise.
-ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine);
+ReferenceOptions reference_options(const ReferenceLibrary& reference, const EngineOptions& engine,
+                                   int64_t memory = 0);
 
 // Throws Error when the run or the writing of its trace cannot go on.
 Result judge_run(const JudgedRun& run);

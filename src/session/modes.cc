@@ -317,6 +317,13 @@ void add_requests(Result& result, const std::vector<Sequence>& served) {
 
 std::span<const Mode> modes() { return kModes; }
 
+std::string modes_help() {
+  std::string help =
+      "no reference: serve whole prompts, then in these ways, and compare op by op on equal inputs";
+  for (const Mode& mode : modes()) help += fmt::format("\n{}: {}", mode.name, mode.says);
+  return help;
+}
+
 std::vector<const Mode*> modes_from(const std::string& list) {
   std::vector<const Mode*> chosen;
   if (list == "all") {

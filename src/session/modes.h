@@ -39,6 +39,8 @@ struct Mode {
   bool over_ranks = false;  // several ranks share the model, where the run has any
 };
 std::span<const Mode> modes();
+// The words of all of them, a line each behind a first one.
+std::string modes_help();
 
 // Whether some of them are over ranks.
 bool asks_for_ranks(const std::string& list);

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <future>
 
 #include "kernels/base/check.h"
@@ -40,6 +41,10 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
                      .fail_fast = options.fail_fast,
                      .error_budget = options.error_budget};
   ask_for(options.rounding, judge);
+  check(options.judge_memory == 0 || session.engine.device != Device::cpu,
+        "--judge-memory {} is of a CUDA device, and the run is on the CPU: leave it out, or add "
+        "--device cuda",
+        options.judge_memory);
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   const std::string notice =
@@ -63,6 +68,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       .requests = session.requests,
       .faults = faults,
       .judge = judge,
+      .memory = std::llround(options.judge_memory * 1e9),
       .before = before.get(),
       .audit = !options.no_audit,
       .trace = options.observe.trace,

@@ -20,6 +20,7 @@ struct RunOptions {
   RoundingOptions rounding;
   bool no_audit = false, confirm = false, fail_fast = false, error_budget = false;
   std::string judge_rows;          // a text for rows_to_judge
+  double judge_memory = 0;         // GB of a CUDA device; 0: all that is free
   std::string modes;               // empty: beside the reference
   int64_t determinism = 0;         // how often the same is served; 0: it is not asked for
   int64_t ranks = 1;               // that share the model, a process each
