@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11)
 #include <c10/core/AllocatorConfig.h>
 #endif
 
@@ -95,10 +95,14 @@ class Library final : public ReferenceLibrary {
     check(options.gpu >= 0 && has_attention_kernels(),
           "the memory that judging takes of a CUDA device was to be bounded, and the reference "
           "computes on the CPU: leave --judge-memory out");
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
-    const double share = static_cast<double>(options.memory) / total_memory(options.gpu);
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11)
+    const double share =
+        static_cast<double>(options.memory) / static_cast<double>(total_memory(options.gpu));
+    // All settings are replaced at once: those of the environment stay.
+    const std::string before = c10::CachingAllocator::getAllocatorSettings();
     c10::CachingAllocator::setAllocatorSettings(
-        fmt::format("per_process_memory_fraction:{:.6f}", std::min(1.0, share)));
+        fmt::format("{}{}per_process_memory_fraction:{:.9f}", before, before.empty() ? "" : ",",
+                    std::min(1.0, share)));
 #else
     fail("--judge-memory needs LibTorch 2.11 or later, found {}: leave it out", TORCH_VERSION);
 #endif

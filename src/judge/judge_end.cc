@@ -337,6 +337,11 @@ void Judge::State::note_facts(bool complete) {
         fmt::format("positions {} to {} of request {} were in the cache before the trace begins: "
                     "what is read there is taken as given, and held to that from then on",
                     *positions.begin(), *positions.rbegin(), request));
+  if (const int64_t copies = history.copies(); copies > 0)
+    ledger.note(fmt::format(
+        "{} of the rows of layers so taken hold other bits than others had for the same tokens: "
+        "copies of a page may, and which of them is right is not known",
+        copies));
   if (const std::string note = coverage.without_cache(); !note.empty()) ledger.note(note);
   if (with_shares > 0 && without_shares > 0)
     ledger.note(fmt::format(

@@ -167,7 +167,7 @@ void Judge::State::begin_pass(const Pass& pass) {
   next_part = remembered = 0;
   coverage.begin(pass.info);
   flow.begin(pass.info);
-  history.begin(pass.info);
+  history.begin(pass.info, facts.page_size);
   show(pass);
   op_judge.begin_pass(*work->seen);
   work->judged = {.pass = pass.info.pass,

@@ -36,11 +36,26 @@ uint64_t hash_at(const std::vector<uint64_t>& hashes, size_t index) {
   return index < hashes.size() ? hashes[index] : 0;
 }
 
+// Whether the distance of two rows is an eighth of what the second is, or less: more than the
+// roundings of some layers in 16 bits come to, and less than rows of other tokens are apart.
+bool are_near(const TensorView& a, const TensorView& b) {
+  double apart = 0, size = 0;
+  for (int64_t i = 0; i < a.count(); ++i) {
+    const double x = value_at(a, i), y = value_at(b, i);
+    apart += (x - y) * (x - y);
+    size += y * y;
+  }
+  return apart <= size / 64;
+}
+
 }  // namespace
 
-void KvHistory::begin(const PassInfo& pass) {
+void KvHistory::begin(const PassInfo& pass, int64_t page_size) {
   pass_ = pass.pass;
   rows_ = pass.rows;
+  page_size_ = page_size;
+  tables_.clear();
+  for (const RequestPages& table : pass.pages) tables_[table.request] = table.pages;
   for (const Inherited& inherited : pass.inherited) {
     inherited_[inherited.request] = inherited.tokens.size();
     for (auto& [of, hashes] : own_)  // it may be handed other bits than the last time
@@ -51,12 +66,16 @@ void KvHistory::begin(const PassInfo& pass) {
   }
   for (const PassRow& r : pass.rows) {
     put_token(r.row.request, r.row.position, r.token);
-    ended_.erase(r.row.request);  // its id is used again
     // A request no longer inherits what it computes itself, as after it was preempted.
     const auto inherited = inherited_.find(r.row.request);
     if (inherited != inherited_.end())
       inherited->second = std::min<size_t>(inherited->second, r.row.position);
   }
+}
+
+void KvHistory::leave(uint64_t prefix) {
+  const auto found = living_.find(prefix);
+  if (found != living_.end() && --found->second == 0) living_.erase(found);
 }
 
 // prefix[p] = hash(prefix[p - 1], token p) names a text up to a position: two requests with the
@@ -74,7 +93,10 @@ void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
     text.known = std::min(text.known, position);
   else if (text.known == position || (text.known > position && old != now))
     text.known = position + 1;
-  if (old == 0 || old == now) return;
+  if (old == now) return;
+  ++living_[now];
+  if (old == 0) return;
+  leave(old);
   // Other tokens than before: what the request wrote there is not its own any more.
   for (auto& [of, hashes] : own_)
     if (of.second == request) hashes.resize(std::min(hashes.size(), position));
@@ -83,6 +105,7 @@ void KvHistory::put_token(int32_t request, size_t position, int32_t token) {
 // A row that was written again (a preempted request) is legal in both versions, the latest last.
 void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
                       const TensorView& v) {
+  layers_ = std::max(layers_, layer + 1);
   const size_t bytes = k.row_size() * size_of(k.dtype);
   std::vector<char> both(2 * bytes);
   auto next = rows_.begin();             // rows come in the order of the pass, or some of them do
@@ -102,21 +125,23 @@ void KvHistory::write(int layer, std::span<const Row> rows, const TensorView& k,
     Content& content = keep(hash, {layer, rows[i], pass_, slot}, both);
     if (!std::exchange(content.written, true))  // what was adopted has its writer now
       put_facts(content, {layer, rows[i], pass_, slot});
+    content.ended = false;
     put_into_slot(hash, content, layer, slot);
   }
   forget_gone();
   forget_of_ended();
 }
 
-// Known rows become unknown by that: they are neither right nor wrong.
-void KvHistory::write_unseen(int layer, std::span<const Row> but) {
+// Rows become unknown by that: they are neither right nor wrong.
+void KvHistory::write_unseen(int layer, std::span<const Row> seen) {
+  if (std::ranges::equal(seen, rows_, {}, {}, &PassRow::row)) return;
+  layers_ = std::max(layers_, layer + 1);
+  std::vector<Row> sorted(seen.begin(), seen.end());
+  const auto order = [](const Row& row) { return std::pair(row.request, row.position); };
+  std::ranges::sort(sorted, {}, order);
   for (const PassRow& r : rows_) {
-    if (!but.empty() && but.front() == r.row) {
-      but = but.subspan(1);
-      continue;
-    }
-    const uint64_t row_prefix = prefix(r.row);
-    if (latest_of(layer, row_prefix) != 0) unseen_.insert(key_of(layer, row_prefix));
+    if (std::ranges::binary_search(sorted, order(r.row), {}, order)) continue;
+    unseen_.insert(key_of(layer, prefix(r.row)));
     const auto own = own_.find({layer, r.row.request});
     const size_t position = r.row.position;
     if (own != own_.end() && position < own->second.size()) own->second[position] = 0;
@@ -146,7 +171,6 @@ void KvHistory::forget_version(int layer, uint64_t prefix, uint64_t hash) {
   } else if (latest == hash) {
     latest = 0;
     only_adopted_.erase(key_of(layer, prefix));
-    unseen_.erase(key_of(layer, prefix));
     if (std::ranges::count(written->second, uint64_t{0}) == std::ssize(written->second))
       written_.erase(written);
   }
@@ -190,7 +214,7 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
   if (old == contents_.end() || old->second.slots <= 0 || --old->second.slots > 0) return;
   // The bytes of a request that ended go at once: nobody may read them any more by right, and who
   // wrote them is still known for a finding.
-  if (ended_.contains(old->second.writer.row.request)) {
+  if (old->second.ended) {
     std::vector<char>().swap(old->second.bytes);  // an assignment would keep the memory
     gone_of_ended_.push_back({old->second.writer.layer, old->second.prefix, before});
     return;
@@ -201,19 +225,27 @@ void KvHistory::put_into_slot(uint64_t hash, Content& content, int layer, int64_
 }
 
 // A row that a slot holds is queued to be forgotten when it is overwritten, if it is known by these
-// tokens; all others are now.
+// tokens; all others are now, but for what may be handed to others again.
 void KvHistory::end(int32_t request) {
-  ended_.insert(request);
-  const auto queue = [this](int layer, uint64_t of, uint64_t hash) {
-    const auto content = contents_.find(hash);
-    const bool held = content != contents_.end() && content->second.slots != 0;
-    if (!held || content->second.prefix != of) gone_of_ended_.push_back({layer, of, hash});
-  };
-  const auto text = texts_.find(request);
+  const auto found = texts_.find(request);
+  const std::vector<uint64_t> prefixes =
+      found == texts_.end() ? std::vector<uint64_t>() : found->second.prefixes;
   for (const auto& [of, hashes] : own_)
-    for (size_t p = 0; of.second == request && text != texts_.end() && p < hashes.size(); ++p)
-      if (hashes[p] != 0) queue(of.first, text->second.prefixes[p], hashes[p]);
-  if (text != texts_.end()) texts_.erase(text);
+    for (size_t p = 0; of.second == request && p < hashes.size() && p < prefixes.size(); ++p) {
+      const uint64_t hash = hashes[p];
+      if (hash == 0 || handed_.contains(linked(key_of(of.first, prefixes[p]), hash))) continue;
+      const auto content = contents_.find(hash);
+      const bool known = content != contents_.end();
+      if (known && content->second.writer.row.request == request) content->second.ended = true;
+      if (!known || content->second.slots == 0 || content->second.prefix != prefixes[p])
+        gone_of_ended_.push_back({of.first, prefixes[p], hash});
+    }
+  for (const uint64_t prefix : prefixes) {
+    if (prefix != 0) leave(prefix);
+    for (int layer = 0; layer < layers_ && !unseen_.empty(); ++layer)
+      unseen_.erase(key_of(layer, prefix));
+  }
+  if (found != texts_.end()) texts_.erase(found);
   inherited_.erase(request);
   std::erase_if(own_, [request](const auto& own) { return own.first.second == request; });
 }
@@ -249,40 +281,64 @@ void KvHistory::forget_of_ended() {
       gone_of_ended_.push_back(gone);
       continue;
     }
-    forget_version(gone.layer, gone.prefix, gone.hash);
+    if (!living_.contains(gone.prefix)) forget_version(gone.layer, gone.prefix, gone.hash);
     if (own) contents_.erase(found);
   }
 }
 
-// Rows that some request wrote for these tokens are held to that, and a request to what it was
-// handed; only what is unknown is taken as it was read.
+// A request is held to what itself was handed.
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
                       const TensorView& kv) {
-  const auto bytes = kv.empty() ? size_t{0} : kv.row_size() * size_of(kv.dtype);
+  const int64_t count = kv.empty() ? 0 : kv.row_size();
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto inherited = inherited_.find(rows[i].request);
     const size_t position = rows[i].position;
     if (inherited == inherited_.end() || position >= inherited->second) continue;
-    const uint64_t row_prefix = prefix(rows[i]), latest = latest_of(layer, row_prefix);
-    if (latest != 0 && only_adopted_.empty()) continue;
-    const uint64_t key = key_of(layer, row_prefix);
-    if (latest != 0 && !only_adopted_.contains(key)) continue;
-    uint64_t& own = grown(own_[{layer, rows[i].request}], position);
-    if (own != 0) continue;
-    if (is_of_another(hashes[i], layer, rows[i])) {
-      mistaken_.insert(linked(key, hashes[i]));
-      continue;
-    }
-    own = hashes[i];
-    write_version(layer, row_prefix, hashes[i]);
-    only_adopted_.insert(key);
+    const auto lane = own_.find({layer, rows[i].request});
+    if (lane != own_.end() && hash_at(lane->second, position) != 0) continue;
+    const uint64_t row_prefix = prefix(rows[i]), key = key_of(layer, row_prefix);
+    const bool legal = is_legal(layer, rows[i], hashes[i]).value_or(false);
+    const char* bytes = count == 0 ? nullptr : kv.as<const char>() + i * count * size_of(kv.dtype);
+    const TensorView row{const_cast<char*>(bytes), kv.dtype, Device::cpu, {count}};
+    const Adoption adoption = legal ? Adoption::taken : adoption_of(layer, rows[i], hashes[i], row);
+    if (adoption == Adoption::wrong) mistaken_.insert(linked(key, hashes[i]));
+    if (adoption == Adoption::unknown) untold_.insert(linked(key, hashes[i]));
+    if (adoption != Adoption::taken) continue;
+    grown(own_[{layer, rows[i].request}], position) = hashes[i];
+    if (legal && !only_adopted_.contains(key)) continue;  // somebody wrote it
     // The same bits for the same token, in a layer where no other has a say, are no news.
     const auto known = contents_.find(hashes[i]);
     if (known == contents_.end() || !known->second.written)
       adopted_[rows[i].request].insert(rows[i].position);
-    if (bytes > 0)
-      keep(hashes[i], {layer, rows[i], pass_, -1}, {kv.as<const char>() + i * bytes, bytes});
+    if (legal) continue;
+    const bool first = latest_of(layer, row_prefix) == 0;
+    if (first) only_adopted_.insert(key);
+    if (!first) ++copies_;
+    write_version(layer, row_prefix, hashes[i]);
+    handed_.insert(linked(key, hashes[i]));
+    if (count > 0)
+      keep(hashes[i], {layer, rows[i], pass_, -1}, {bytes, static_cast<size_t>(row.bytes())});
   }
+}
+
+// Pages of before the trace hold copies that were computed in other company, so of other bits.
+KvHistory::Adoption KvHistory::adoption_of(int layer, const Row& row, uint64_t hash,
+                                           const TensorView& kv_row) const {
+  const int64_t slot = slot_of(row);
+  const uint64_t held = slot < 0 ? 0 : in_slot(layer, slot);
+  const bool was_right = held != 0 && is_legal(layer, row, held).value_or(false);
+  if (was_right || is_of_another(hash, layer, row)) return Adoption::wrong;
+  const uint64_t latest = latest_of(layer, prefix(row));
+  if (latest == 0) return Adoption::taken;
+  const bool was_written = !only_adopted_.contains(key_of(layer, prefix(row)));
+  if (was_written && slot >= 0 && held == 0) return Adoption::taken;  // as it was before the trace
+  const std::vector<char>* other = bytes_of(latest);
+  if (kv_row.data == nullptr || other == nullptr || std::ssize(*other) != kv_row.bytes())
+    return was_written ? Adoption::unknown : Adoption::taken;
+  const bool near =
+      are_near(kv_row, {const_cast<char*>(other->data()), kv_row.dtype, Device::cpu, kv_row.shape});
+  if (was_written) return near ? Adoption::unknown : Adoption::wrong;
+  return near ? Adoption::taken : Adoption::unknown;
 }
 
 // K and V of the same token at the same position are of the same bits behind other tokens in the
@@ -309,7 +365,8 @@ std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash
   const auto earlier = earlier_.find(key);
   if (earlier != earlier_.end() && std::ranges::count(earlier->second, hash) > 0) return true;
   if (mistaken_.contains(linked(key, hash))) return false;
-  if (latest == 0 || unseen_.contains(key)) return std::nullopt;
+  if (latest == 0 || unseen_.contains(key) || untold_.contains(linked(key, hash)))
+    return std::nullopt;
   return false;
 }
 
@@ -352,6 +409,14 @@ const KvHistory::Text* KvHistory::text_of(const Row& row) const {
   const size_t position = row.position;
   return found == texts_.end() || position >= found->second.prefixes.size() ? nullptr
                                                                             : &found->second;
+}
+
+int64_t KvHistory::slot_of(const Row& row) const {
+  const auto table = tables_.find(row.request);
+  if (page_size_ <= 0 || table == tables_.end()) return -1;
+  const size_t page = row.position / page_size_;
+  if (page >= table->second.size() || table->second[page] < 0) return -1;
+  return table->second[page] * page_size_ + row.position % page_size_;
 }
 
 uint64_t KvHistory::prefix(const Row& row) const {

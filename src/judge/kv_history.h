@@ -55,14 +55,15 @@ class KvHistory {
   explicit KvHistory(bool keep_bytes, int64_t most_gone = kMostGone, bool sees_all = true)
       : keep_bytes_(keep_bytes), sees_all_(sees_all), most_gone_(most_gone) {}
 
-  // Before the writes of each pass: which tokens its rows stand for.
-  void begin(const PassInfo& pass);
+  // Before the writes of each pass: which tokens its rows stand for. page_size: positions in a page
+  // of the tables of the pass; 0: not known, nor which slot a row is read from.
+  void begin(const PassInfo& pass, int64_t page_size = 0);
   // Row i of k and v belongs to rows[i], a row of the pass. Both [rows, kv_heads, head_dim], CPU,
   // of one shape and dtype. What the same tokens had before stays legal: a page may hold it still.
   void write(int layer, std::span<const Row> rows, const TensorView& k, const TensorView& v);
-  // The pass writes its rows in that layer too, but for those that come next, and nobody saw what:
-  // it may hold other bits than what the same tokens had before.
-  void write_unseen(int layer, std::span<const Row> but);
+  // The pass writes its rows in that layer too, but for those that were seen, and nobody knows
+  // what: it may hold other bits than what the same tokens had before.
+  void write_unseen(int layer, std::span<const Row> seen);
 
   // The request is in no further pass, and nobody inherits from it: its bytes are kept for as long
   // as a slot holds them. Who wrote them stays known for the last 16,384 rows that such requests
@@ -70,14 +71,17 @@ class KvHistory {
   void end(int32_t request);
 
   // Takes what a request was found to read of inherited tokens that nobody wrote for what was
-  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. Another
-  // request may have been handed other bits of the same tokens. But not what was written in another
-  // layer, at another position or for other tokens, as where a prefix cache matched too far: that
-  // is wrong.
+  // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. But not
+  // what was written in another layer, at another position or for other tokens, as where a prefix
+  // cache matched too far, nor what stands where the right row was written: that is wrong. Where
+  // the tokens have other bits besides it may be an older copy of a page: that is taken where the
+  // slot says so, or where it is near to what others were handed; else it is unknown.
   void adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
              const TensorView& kv);
   // How many positions were adopted, by request.
   const std::map<int32_t, std::set<int32_t>>& adopted() const { return adopted_; }
+  // How many rows were adopted where the same tokens had other bits.
+  int64_t copies() const { return copies_; }
 
   // Whether what was read at rows[i], whose hash (xxh3 over the bytes of K, then V) is hashes[i],
   // was written for the tokens of that request up to that position.
@@ -106,6 +110,7 @@ class KvHistory {
     int32_t token = -1;            // the last of them; -1: not known
     bool known = false;            // all of them are
     bool written = false;          // else it was adopted alone
+    bool ended = false;            // who had it last was in no further pass
     std::vector<char> bytes;       // K, then V
     int slots = 0;                 // that hold it; -1: it is not known which
     mutable int32_t read_in = -2;  // the last pass that asked for its bytes
@@ -126,8 +131,13 @@ class KvHistory {
   // Whether that hash is legal there. Nothing: nothing was written.
   std::optional<bool> is_legal(int layer, const Row& row, uint64_t hash) const;
   void put_token(int32_t request, size_t position, int32_t token);
+  void leave(uint64_t prefix);  // one request less has it in its text
   Content& keep(uint64_t hash, const Writer& writer, std::span<const char> bytes);
   const Text* text_of(const Row& row) const;  // null: that position was never seen
+  int64_t slot_of(const Row& row) const;      // that the pass reads it from; -1: not known
+  // Why a row of inherited tokens is not taken, if it is not. kv_row: its bytes; or empty.
+  enum class Adoption { taken, wrong, unknown };
+  Adoption adoption_of(int layer, const Row& row, uint64_t hash, const TensorView& kv_row) const;
   void put_facts(Content& content, const Writer& writer) const;
   // The content is in that slot of the layer now, and what was there is not.
   void put_into_slot(uint64_t hash, Content& content, int layer, int64_t slot);
@@ -153,7 +163,14 @@ class KvHistory {
   std::unordered_set<uint64_t> mistaken_;
   // By key_of() layer and prefix: what was adopted alone, and what was written unseen as well.
   std::unordered_set<uint64_t> only_adopted_, unseen_;
-  std::vector<PassRow> rows_;            // of the pass
+  // Hashes of such a key and of what was adopted by it, or is neither right nor wrong by it.
+  std::unordered_set<uint64_t> handed_, untold_;
+  std::unordered_map<uint64_t, int> living_;  // by prefix: requests in whose text it is
+  int layers_ = 0;
+  int64_t copies_ = 0;
+  std::vector<PassRow> rows_;                       // of the pass
+  std::map<int32_t, std::vector<int32_t>> tables_;  // its pages, by request
+  int64_t page_size_ = 0;
   std::map<int32_t, size_t> inherited_;  // tokens, by request
   std::map<int32_t, std::set<int32_t>> adopted_;
   int32_t pass_ = 0;
@@ -165,7 +182,6 @@ class KvHistory {
   // By (layer, request), by position: what the request itself wrote last, 0: nothing. Nearly all
   // that is read is that, and this finds it without a lookup for each row.
   std::map<std::pair<int, int32_t>, std::vector<uint64_t>> own_;
-  std::unordered_set<int32_t> ended_;
 };
 
 }  // namespace lockstep

@@ -41,6 +41,9 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
                      .fail_fast = options.fail_fast,
                      .error_budget = options.error_budget};
   ask_for(options.rounding, judge);
+  check(options.judge_memory == 0 || options.judge_memory >= 0.001,
+        "--judge-memory {} is less than 0.001 GB, in which nothing can be computed: give it more",
+        options.judge_memory);
   check(options.judge_memory == 0 || session.engine.device != Device::cpu,
         "--judge-memory {} is of a CUDA device, and the run is on the CPU: leave it out, or add "
         "--device cuda",

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernels/base/memory.h"
+#include "probes/digest.h"
 
 namespace lockstep {
 namespace {
@@ -272,6 +273,16 @@ TEST(KvHistory, CallsNothingWrongThatMayHaveBeenWrittenUnseen) {
   EXPECT_EQ(history.compare(1, rows, {{other, seen}}).wrong, std::vector<int64_t>{0})
       << "the first row was seen";
   EXPECT_EQ(history.compare(0, rows, {{other, other}}).wrong.size(), 2U) << "another layer";
+  // Also where another one with the same tokens was seen only afterwards, and in whatever order.
+  history.begin(pass_of(2, 4, {30, 31}));
+  history.write_unseen(1, {});
+  write_two(history, 5, {30, 31}, {2, 50});
+  EXPECT_EQ(history.compare(1, rows_of(4, 2), {{other, other}}).unknown, 2);
+  history.begin(pass_of(6, 6, {40, 41}));
+  const std::vector<Row> backwards = {{6, 1}, {6, 0}};
+  history.write_unseen(0, backwards);
+  write_two(history, 6, {40, 41}, {3, 70});
+  EXPECT_EQ(history.compare(0, rows_of(6, 2), {{other, other}}).wrong.size(), 2U);
 }
 
 // A server may hold two copies of a prefix, of other bits.
@@ -294,13 +305,51 @@ TEST(KvHistory, HoldsARequestToWhatItselfWasHanded) {
   history.begin(heir(2, 0, {7}));  // it was put aside, and enters by another copy
   EXPECT_EQ(wrong(0, 16), 0);
   EXPECT_EQ(wrong(1, 17), 1);
-  // What somebody wrote since then holds for all who come later.
-  const uint64_t written = write_two(history, 3, {7, 8}, {1, 20})[1];
-  const uint64_t first = history.latest(1, {3, 0});
-  EXPECT_NE(written, first);
+  EXPECT_EQ(history.copies(), 2);
+  // Also where somebody computed the same since then: who wrote another copy cannot be told.
+  write_two(history, 3, {7, 8}, {1, 20});
+  EXPECT_EQ(wrong(1, 12), 0);
   history.begin(heir(4, 4, {7}));
-  EXPECT_EQ(wrong(4, 18), 1);
-  EXPECT_EQ(wrong(4, first), 0);
+  EXPECT_EQ(wrong(4, history.latest(1, {3, 0})), 0);
+}
+
+// Row 0 of a request in layer 1, whose elements are all that number, in that slot.
+struct Handed {
+  int32_t request;
+  int64_t slot;  // -1: not known
+  float value;
+};
+
+// What becomes of an inherited row of the token that request 0 wrote 20 for, into slot 3.
+WrongRows handed(KvHistory& history, const Handed& handed, bool with_bytes = true) {
+  const Row row{handed.request, 0};
+  PassInfo info = heir(handed.request, handed.request, {7});
+  if (handed.slot >= 0) info.pages = {{handed.request, {static_cast<int32_t>(handed.slot)}}};
+  history.begin(info, /*page_size=*/1);
+  Tensor kv({1, 2, 1, 4}, DType::f32);
+  std::fill_n(kv.as<float>(), 8, handed.value);
+  const uint64_t hash = hash_of(kv.as<char>(), 8 * sizeof(float));
+  history.adopt(1, {&row, 1}, {&hash, 1}, with_bytes ? kv.view() : TensorView{});
+  return history.compare(1, {&row, 1}, {&hash, 1});
+}
+
+// A warm cache holds pages from before the trace, of tokens that the trace computes again.
+TEST(KvHistory, TellsAnOlderCopyOfAPageFromWhatIsWrong) {
+  KvHistory history(/*keep_bytes=*/true);
+  history.begin({.pass = 0, .rows = {{{0, 0}, 7, 3, Phase::prefill}}});
+  Tensor kv({1, 1, 4}, DType::f32);
+  std::fill_n(kv.as<float>(), 4, 20.0F);
+  const Row row{0, 0};
+  history.write(1, {&row, 1}, kv, kv);
+  EXPECT_TRUE(handed(history, {1, 3, 20}).wrong.empty()) << "what was written";
+  EXPECT_EQ(handed(history, {2, 3, 20.5}).wrong.size(), 1U) << "another than was written there";
+  const WrongRows old = handed(history, {3, 8, 20.25});
+  EXPECT_TRUE(old.wrong.empty() && old.unknown == 0) << "nobody wrote to that slot";
+  EXPECT_EQ(history.adopted().count(3), 1U);
+  // Where the slot is not known, near numbers may be a copy, and others are none.
+  EXPECT_EQ(handed(history, {4, -1, 20.125}).unknown, 1);
+  EXPECT_EQ(handed(history, {5, -1, 40}).wrong.size(), 1U);
+  EXPECT_EQ(handed(history, {6, -1, 41}, /*with_bytes=*/false).unknown, 1);
 }
 
 // An id that is used again says nothing of what its first owner inherited.
@@ -313,11 +362,31 @@ TEST(KvHistory, ForgetsWhatWasInheritedWhereItIsComputed) {
   history.begin(pass_of(1, 5, {30, 31}));  // its K and V are not seen
   history.adopt(0, rows, {{21, 22}}, TensorView{});
   EXPECT_EQ(history.compare(0, rows, {{21, 22}}).unknown, 2);
-  history.end(5);
-  write(history, 2, 5, 7, 1);  // the slot of one that lives is overwritten
+  write(history, 2, 5, 7, 1);
   const uint64_t hash = hash_of_request(history, 5);
-  write(history, 3, 6, 7, 2);
+  history.end(5);
+  write(history, 3, 5, 8, 1);  // the same by one that lives, whose slots are overwritten
+  write(history, 4, 6, 7, 2);
+  write(history, 5, 6, 8, 3);
   EXPECT_FALSE(history.k(hash).empty());
+}
+
+// Of two with the same text the one that ended takes nothing from the other.
+TEST(KvHistory, KnowsWhatALivingRequestHasWhateverEnds) {
+  KvHistory history(/*keep_bytes=*/true);
+  write_two(history, 0, {6, 8}, {1, 10});  // the first layer of its second row is theirs too
+  const uint64_t theirs = write_two(history, 1, {7, 8}, {1, 20})[0];
+  EXPECT_EQ(write_two(history, 2, {7, 8}, {1, 20})[0], theirs);
+  history.end(0);
+  history.end(1);
+  for (int32_t r = 10; r < (1 << 14) + 20; ++r) {
+    write(history, r, r, 7, static_cast<float>(r));
+    history.end(r);
+  }
+  const Row row{2, 1};
+  const uint64_t other = theirs ^ 1;
+  EXPECT_EQ(history.latest(0, row), theirs);
+  EXPECT_EQ(history.compare(0, {&row, 1}, {&other, 1}).wrong.size(), 1U);
 }
 
 // Of requests that ended no more is known than the bound says: also where their slots were
