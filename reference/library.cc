@@ -6,11 +6,9 @@
 #include <dlfcn.h>
 #include <torch/cuda.h>
 #include <torch/version.h>
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11)
-#include <c10/core/AllocatorConfig.h>
-#endif
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "kernels/base/check.h"
 #include "reference/attention_kernels.h"
@@ -42,6 +40,25 @@ class Library final : public ReferenceLibrary {
   bool has_gpu(int number) const override {
     static const bool loaded = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_LOCAL) != nullptr;
     return loaded && number >= 0 && number < torch::cuda::device_count();
+  }
+
+  // LibTorch reads it from the environment, once, when its CUDA libraries are loaded.
+  void bound_memory(int number, int64_t bytes) override {
+    constexpr bool knows = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11;
+    check(
+        knows && has_attention_kernels(),
+        "--judge-memory needs a reference with CUDA and LibTorch 2.11 or later, found {}: leave it "
+        "out, or build it so",
+        TORCH_VERSION);
+    check(dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD) == nullptr,
+          "LibTorch was to be told how much memory it may take, and has been loaded before");
+    constexpr const char* kSettings = "PYTORCH_CUDA_ALLOC_CONF";
+    const char* before = std::getenv(kSettings);
+    const double share = static_cast<double>(bytes) / static_cast<double>(total_memory(number));
+    const std::string settings =
+        fmt::format("{}{}per_process_memory_fraction:{:.9f}", before ? before : "",
+                    before ? "," : "", std::min(1.0, share));
+    setenv(kSettings, settings.c_str(), /*overwrite=*/1);
   }
 
   void free_unused(int number) override {
@@ -87,25 +104,6 @@ class Library final : public ReferenceLibrary {
     check(options.gpu < 0 || has_gpu(options.gpu),
           "LibTorch was to compute on CUDA device {}, which it does not have: let it use the CPU",
           options.gpu);
-    if (options.memory > 0) limit_memory(options);
-  }
-
-  // LibTorch reads it when it first uses a device, which nothing before an oracle or a model does.
-  static void limit_memory(const ReferenceOptions& options) {
-    check(options.gpu >= 0 && has_attention_kernels(),
-          "the memory that judging takes of a CUDA device was to be bounded, and the reference "
-          "computes on the CPU: leave --judge-memory out");
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11)
-    const double share =
-        static_cast<double>(options.memory) / static_cast<double>(total_memory(options.gpu));
-    // All settings are replaced at once: those of the environment stay.
-    const std::string before = c10::CachingAllocator::getAllocatorSettings();
-    c10::CachingAllocator::setAllocatorSettings(
-        fmt::format("{}{}per_process_memory_fraction:{:.9f}", before, before.empty() ? "" : ",",
-                    std::min(1.0, share)));
-#else
-    fail("--judge-memory needs LibTorch 2.11 or later, found {}: leave it out", TORCH_VERSION);
-#endif
   }
 };
 

@@ -25,11 +25,9 @@ namespace lockstep {
 // by the rounded ones.
 struct ReferenceOptions {
   DType dtype = DType::bf16;
-  int threads = 0;  // 0: all cores
-  int gpu = -1;     // number of the CUDA device that computes; -1: the CPU does
-  // The bytes that LibTorch takes of that device at most, as long as the process lives: what it
-  // keeps for its next tensors is given back before that is more. 0: all that is free.
-  int64_t memory = 0;
+  int threads = 0;     // 0: all cores
+  int gpu = -1;        // number of the CUDA device that computes; -1: the CPU does
+  int64_t memory = 0;  // bytes that bound_memory() leaves of it; 0: all that is free
 };
 
 // Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.
@@ -40,6 +38,11 @@ class ReferenceLibrary {
   // Whether LibTorch can compute on the CUDA device of that number. The first call loads its CUDA
   // libraries, which takes a second.
   virtual bool has_gpu(int number) const = 0;
+  // Has LibTorch take that many bytes of each CUDA device at most, by what that one has, as long as
+  // the process lives: what it keeps for its next tensors is given back before that is more. To be
+  // called before all else here, and by no other thread meanwhile. Throws Error where LibTorch has
+  // been loaded for devices, or cannot.
+  virtual void bound_memory(int number, int64_t bytes) = 0;
   // Gives back to that CUDA device the memory that LibTorch keeps there for its next tensors. Any
   // thread may ask, and where LibTorch never used the device nothing happens.
   virtual void free_unused(int number) = 0;

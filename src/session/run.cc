@@ -26,6 +26,18 @@
 namespace lockstep {
 namespace {
 
+// In bytes; 0: all that is free.
+int64_t memory_to_judge_in(const RunOptions& options, const Session& session) {
+  check(options.judge_memory == 0 || options.judge_memory >= 0.001,
+        "--judge-memory {} is less than 0.001 GB, in which nothing can be computed: give it more",
+        options.judge_memory);
+  check(options.judge_memory == 0 || session.engine.device != Device::cpu,
+        "--judge-memory {} is of a CUDA device, and the run is on the CPU: leave it out, or add "
+        "--device cuda",
+        options.judge_memory);
+  return std::llround(options.judge_memory * 1e9);
+}
+
 // The engine beside the reference.
 Result run_beside(const RunOptions& options, Session& session, Progress& progress,
                   const std::vector<std::string>& command_line, RankSeat* seat) {
@@ -41,13 +53,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
                      .fail_fast = options.fail_fast,
                      .error_budget = options.error_budget};
   ask_for(options.rounding, judge);
-  check(options.judge_memory == 0 || options.judge_memory >= 0.001,
-        "--judge-memory {} is less than 0.001 GB, in which nothing can be computed: give it more",
-        options.judge_memory);
-  check(options.judge_memory == 0 || session.engine.device != Device::cpu,
-        "--judge-memory {} is of a CUDA device, and the run is on the CPU: leave it out, or add "
-        "--device cuda",
-        options.judge_memory);
+  const int64_t memory = memory_to_judge_in(options, session);
   judge.selection.check_layers(static_cast<int>(session.checkpoint.config().layers));
   const auto before = record_before_of(options.observe, options.model, session.engine);
   const std::string notice =
@@ -58,6 +64,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       std::async([&] { return session.checkpoint.weights_hash(); });
   progress.show("opening the reference");
   ReferenceLibrary& reference = open_reference();
+  if (memory > 0) reference.bound_memory(number_of(session.engine.device), memory);
   std::optional<Ranked> ranked;
   if (seat) ranked.emplace(session.checkpoint, *seat, brings_of(options, session));
   const JudgedRun run{
@@ -71,7 +78,7 @@ Result run_beside(const RunOptions& options, Session& session, Progress& progres
       .requests = session.requests,
       .faults = faults,
       .judge = judge,
-      .memory = std::llround(options.judge_memory * 1e9),
+      .memory = memory,
       .before = before.get(),
       .audit = !options.no_audit,
       .trace = options.observe.trace,
@@ -128,9 +135,11 @@ Result run(const RunOptions& options, const std::vector<std::string>& command_li
     check(seat != nullptr || fault.rank < 0,
           "--fault {} names rank {}, but the model is over none: add --tp 2", fault.name,
           fault.rank);
-  // Meanwhile the device is opened, whose library would wait to be loaded.
+  // Meanwhile the device is opened, whose library would wait to be loaded: unless LibTorch is to be
+  // told something before that.
   std::future<void> loading;
-  if (options.modes.empty() && options.model.device.starts_with("cuda") && cuda_devices() > 0)
+  if (options.modes.empty() && options.judge_memory == 0 &&
+      options.model.device.starts_with("cuda") && cuda_devices() > 0)
     loading = load_reference_for_device();
   Session session = open_session(options.model);
   if (options.confirm) check_can_confirm(session);

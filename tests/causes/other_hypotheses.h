@@ -17,6 +17,7 @@ class OtherHypotheses final : public ReferenceLibrary {
 
   std::string version() const override { return whole_.version(); }
   bool has_gpu(int number) const override { return whole_.has_gpu(number); }
+  void bound_memory(int number, int64_t bytes) override { whole_.bound_memory(number, bytes); }
   void free_unused(int number) override { whole_.free_unused(number); }
   std::unique_ptr<Oracle> oracle(const Checkpoint& checkpoint,
                                  const ReferenceOptions& options) override {

@@ -175,6 +175,9 @@ class WrongLibrary final : public ReferenceLibrary {
   explicit WrongLibrary(Place place) : place_(place) {}
   std::string version() const override { return open_reference().version(); }
   bool has_gpu(int number) const override { return open_reference().has_gpu(number); }
+  void bound_memory(int number, int64_t bytes) override {
+    open_reference().bound_memory(number, bytes);
+  }
   void free_unused(int number) override { open_reference().free_unused(number); }
   std::unique_ptr<ReferenceModel> model(const Checkpoint& checkpoint,
                                         const ReferenceOptions& options, DType compute) override {

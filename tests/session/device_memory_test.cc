@@ -13,6 +13,23 @@
 namespace lockstep {
 namespace {
 
+// LibTorch is told once a process, so that each run is one of its own; before this one takes all of
+// the device.
+TEST(DeviceMemory, OfTheReferenceHasABound) {
+  const std::string run =
+      "run --model " + data_path("bard-qwen3") + " --tokens 5,6,7,8 --max-new 2 --judge-memory ";
+  EXPECT_EQ(trouble_of(run + "2"),
+            "--judge-memory 2 is of a CUDA device, and the run is on the CPU: leave it out, or add "
+            "--device cuda\n");
+  for (const char* text : {"0", "-1", "x"})
+    EXPECT_NE(trouble_of(run + text).find("--judge-memory"), std::string::npos) << text;
+  if (TestDevice::device() == Device::cpu)
+    GTEST_SKIP() << "memory is a CUDA device's: LOCKSTEP_DEVICE names none";
+  EXPECT_EQ(call_lockstep(run + "2 --device cuda").status, 0);
+  EXPECT_TRUE(
+      trouble_of(run + "0.01 --device cuda").starts_with("the reference has no memory left for "));
+}
+
 TEST(DeviceMemory, ThatLibTorchKeepsIsTheEngines) {
   const Device device = TestDevice::device();
   if (device == Device::cpu || !open_reference().has_gpu(device.index))
@@ -31,22 +48,6 @@ TEST(DeviceMemory, ThatLibTorchKeepsIsTheEngines) {
   ASSERT_LT(after, before - (int64_t{1} << 30)) << "LibTorch keeps too little to tell";
   const Tensor made({after + (int64_t{1} << 29)}, DType::u8, device);
   EXPECT_NE(made.view().data, nullptr);
-}
-
-// LibTorch is told once a process, so that each run is one of its own.
-TEST(DeviceMemory, OfTheReferenceHasABound) {
-  const std::string run = "run --model " + data_path("bard-qwen3") +
-                          " --tokens 5,6,7,8 --max-new 2 --judge-memory ";
-  EXPECT_EQ(trouble_of(run + "2"),
-            "--judge-memory 2 is of a CUDA device, and the run is on the CPU: leave it out, or add "
-            "--device cuda\n");
-  for (const char* text : {"0", "-1", "x"})
-    EXPECT_NE(trouble_of(run + text).find("--judge-memory"), std::string::npos) << text;
-  if (TestDevice::device() == Device::cpu)
-    GTEST_SKIP() << "memory is a CUDA device's: LOCKSTEP_DEVICE names none";
-  EXPECT_EQ(call_lockstep(run + "2 --device cuda").status, 0);
-  EXPECT_TRUE(trouble_of(run + "0.01 --device cuda")
-                  .starts_with("the reference has no memory left for "));
 }
 
 }  // namespace
