@@ -132,9 +132,14 @@ void show_element(Finding& finding, const WrongKv& wrong, const RecordedTensor& 
 }
 
 // Why nothing is known to have been written for the first of the rows of which that is so.
-std::string why_unknown(std::span<const Row> rows, int64_t first, const KvHistory& history) {
-  if (first < 0 || history.prefix(rows[first]) != 0)
-    return "what was written to the K/V cache was not captured";
+std::string why_unknown(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
+                        int64_t first, const KvHistory& history) {
+  const bool untold = first >= 0 && history.prefix(rows[first]) == 0;
+  if (first >= 0 && !untold && history.may_be_copy(layer, rows[first], hashes[first]))
+    return "K or V of inherited tokens have other bits than the trace has for them, and nobody in "
+           "it "
+           "wrote these: an older copy of a page has, and so has a wrong one";
+  if (!untold) return "what was written to the K/V cache was not captured";
   const auto [request, position] = rows[first];
   return fmt::format(
       "what was in the K/V cache from position {} of request {} on is of tokens that the trace "
@@ -181,7 +186,7 @@ NodeOutcome compare_cache(const RecordedTensor& kv, int layer, const KvHistory& 
                                counts_of(wrong, kv.rows.size()));
     if (first.known()) show_element(finding, first, kv);
   } else if (found.unknown > 0) {
-    return inconclusive(why_unknown(kv.rows, found.first_unknown, history));
+    return inconclusive(why_unknown(layer, kv.rows, hashes, found.first_unknown, history));
   }
   return outcome;
 }

@@ -370,6 +370,10 @@ std::optional<bool> KvHistory::is_legal(int layer, const Row& row, uint64_t hash
   return false;
 }
 
+bool KvHistory::may_be_copy(int layer, const Row& row, uint64_t hash) const {
+  return untold_.contains(linked(key_of(layer, prefix(row)), hash));
+}
+
 uint64_t KvHistory::latest(int layer, const Row& row) const {
   return latest_of(layer, prefix(row));
 }

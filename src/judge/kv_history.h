@@ -80,6 +80,8 @@ class KvHistory {
              const TensorView& kv);
   // How many positions were adopted, by request.
   const std::map<int32_t, std::set<int32_t>>& adopted() const { return adopted_; }
+  // Whether that is unknown since it may be an older copy of what the tokens have.
+  bool may_be_copy(int layer, const Row& row, uint64_t hash) const;
   // How many rows were adopted where the same tokens had other bits.
   int64_t copies() const { return copies_; }
 

@@ -348,6 +348,11 @@ TEST(KvHistory, TellsAnOlderCopyOfAPageFromWhatIsWrong) {
   EXPECT_EQ(history.adopted().count(3), 1U);
   // Where the slot is not known, near numbers may be a copy, and others are none.
   EXPECT_EQ(handed(history, {4, -1, 20.125}).unknown, 1);
+  Tensor near({8}, DType::f32);
+  std::fill_n(near.as<float>(), 8, 20.125F);
+  const uint64_t hash = hash_of(near.as<char>(), 8 * sizeof(float));
+  EXPECT_TRUE(history.may_be_copy(1, {4, 0}, hash));
+  EXPECT_FALSE(history.may_be_copy(1, {4, 0}, hash ^ 1));
   EXPECT_EQ(handed(history, {5, -1, 40}).wrong.size(), 1U);
   EXPECT_EQ(handed(history, {6, -1, 41}, /*with_bytes=*/false).unknown, 1);
 }
