@@ -51,9 +51,11 @@ class Library final : public ReferenceLibrary {
         "out, or build it so",
         TORCH_VERSION);
     check(dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD) == nullptr,
-          "LibTorch was to be told how much memory it may take, and has been loaded before");
+          "LibTorch was to be told how much memory it may take, and has been loaded before: leave "
+          "--judge-memory out");
     constexpr const char* kSettings = "PYTORCH_CUDA_ALLOC_CONF";
-    const char* before = std::getenv(kSettings);
+    const char* before = std::getenv(kSettings);  // before those of any device, as LibTorch has it
+    if (before == nullptr) before = std::getenv("PYTORCH_ALLOC_CONF");
     const double share = static_cast<double>(bytes) / static_cast<double>(total_memory(number));
     const std::string settings =
         fmt::format("{}{}per_process_memory_fraction:{:.9f}", before ? before : "",

@@ -136,9 +136,8 @@ std::string why_unknown(int layer, std::span<const Row> rows, std::span<const ui
                         int64_t first, const KvHistory& history) {
   const bool untold = first >= 0 && history.prefix(rows[first]) == 0;
   if (first >= 0 && !untold && history.may_be_copy(layer, rows[first], hashes[first]))
-    return "K or V of inherited tokens have other bits than the trace has for them, and nobody in "
-           "it "
-           "wrote these: an older copy of a page has, and so has a wrong one";
+    return "K or V of inherited tokens have other bits than the trace has for them, and nobody "
+           "in it wrote these: an older copy of a page has, and so has a wrong one";
   if (!untold) return "what was written to the K/V cache was not captured";
   const auto [request, position] = rows[first];
   return fmt::format(

@@ -36,17 +36,24 @@ uint64_t hash_at(const std::vector<uint64_t>& hashes, size_t index) {
   return index < hashes.size() ? hashes[index] : 0;
 }
 
-// Whether the distance of two rows is an eighth of what the second is, or less: more than the
-// roundings of some layers in 16 bits come to, and less than rows of other tokens are apart.
+// Whether K and V of two rows are an eighth of what the second has apart, or less, each by itself:
+// more than the roundings of some layers in 16 bits come to.
 bool are_near(const TensorView& a, const TensorView& b) {
-  double apart = 0, size = 0;
-  for (int64_t i = 0; i < a.count(); ++i) {
-    const double x = value_at(a, i), y = value_at(b, i);
-    apart += (x - y) * (x - y);
-    size += y * y;
+  const int64_t half = a.count() / 2;
+  for (const int64_t first : {int64_t{0}, half}) {
+    double apart = 0, size = 0;
+    for (int64_t i = first; i < first + half; ++i) {
+      const double x = value_at(a, i), y = value_at(b, i);
+      apart += (x - y) * (x - y);
+      size += y * y;
+    }
+    if (!(apart <= size / 64)) return false;  // nor where one is no number
   }
-  return apart <= size / 64;
+  return true;
 }
+
+// In the place of a hash: somebody wrote to that slot, and nobody saw what.
+constexpr uint64_t kUnseen = ~uint64_t{0};
 
 }  // namespace
 
@@ -142,6 +149,8 @@ void KvHistory::write_unseen(int layer, std::span<const Row> seen) {
   for (const PassRow& r : rows_) {
     if (std::ranges::binary_search(sorted, order(r.row), {}, order)) continue;
     unseen_.insert(key_of(layer, prefix(r.row)));
+    Content nothing;
+    put_into_slot(kUnseen, nothing, layer, r.slot);
     const auto own = own_.find({layer, r.row.request});
     const size_t position = r.row.position;
     if (own != own_.end() && position < own->second.size()) own->second[position] = 0;
@@ -242,6 +251,7 @@ void KvHistory::end(int32_t request) {
     }
   for (const uint64_t prefix : prefixes) {
     if (prefix != 0) leave(prefix);
+    if (living_.contains(prefix)) continue;
     for (int layer = 0; layer < layers_ && !unseen_.empty(); ++layer)
       unseen_.erase(key_of(layer, prefix));
   }
@@ -290,32 +300,41 @@ void KvHistory::forget_of_ended() {
 void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
                       const TensorView& kv) {
   const int64_t count = kv.empty() ? 0 : kv.row_size();
+  size_t inherits = 0;
+  std::vector<uint64_t>* own = nullptr;  // of the request of this row
   for (size_t i = 0; i < rows.size(); ++i) {
-    const auto inherited = inherited_.find(rows[i].request);
     const size_t position = rows[i].position;
-    if (inherited == inherited_.end() || position >= inherited->second) continue;
-    const auto lane = own_.find({layer, rows[i].request});
-    if (lane != own_.end() && hash_at(lane->second, position) != 0) continue;
+    if (i == 0 || rows[i].request != rows[i - 1].request) {
+      const auto inherited = inherited_.find(rows[i].request);
+      inherits = inherited == inherited_.end() ? 0 : inherited->second;
+      own = inherits == 0 ? nullptr : &own_[{layer, rows[i].request}];
+    }
+    if (position >= inherits || hash_at(*own, position) != 0) continue;
     const uint64_t row_prefix = prefix(rows[i]), key = key_of(layer, row_prefix);
+    const uint64_t here = linked(key, hashes[i]);
+    if (mistaken_.contains(here) || untold_.contains(here)) continue;  // as in a pass before
     const bool legal = is_legal(layer, rows[i], hashes[i]).value_or(false);
     const char* bytes = count == 0 ? nullptr : kv.as<const char>() + i * count * size_of(kv.dtype);
     const TensorView row{const_cast<char*>(bytes), kv.dtype, Device::cpu, {count}};
     const Adoption adoption = legal ? Adoption::taken : adoption_of(layer, rows[i], hashes[i], row);
-    if (adoption == Adoption::wrong) mistaken_.insert(linked(key, hashes[i]));
-    if (adoption == Adoption::unknown) untold_.insert(linked(key, hashes[i]));
+    if (adoption == Adoption::wrong) mistaken_.insert(here);
+    if (adoption == Adoption::unknown) untold_.insert(here);
     if (adoption != Adoption::taken) continue;
-    grown(own_[{layer, rows[i].request}], position) = hashes[i];
+    grown(*own, position) = hashes[i];
     if (legal && !only_adopted_.contains(key)) continue;  // somebody wrote it
     // The same bits for the same token, in a layer where no other has a say, are no news.
     const auto known = contents_.find(hashes[i]);
     if (known == contents_.end() || !known->second.written)
       adopted_[rows[i].request].insert(rows[i].position);
     if (legal) continue;
-    const bool first = latest_of(layer, row_prefix) == 0;
-    if (first) only_adopted_.insert(key);
-    if (!first) ++copies_;
-    write_version(layer, row_prefix, hashes[i]);
-    handed_.insert(linked(key, hashes[i]));
+    handed_.insert(here);
+    if (latest_of(layer, row_prefix) == 0) {
+      only_adopted_.insert(key);
+      write_version(layer, row_prefix, hashes[i]);
+    } else {  // the one before is what others are compared with
+      ++copies_;
+      earlier_[key].push_back(hashes[i]);
+    }
     if (count > 0)
       keep(hashes[i], {layer, rows[i], pass_, -1}, {bytes, static_cast<size_t>(row.bytes())});
   }
@@ -325,20 +344,21 @@ void KvHistory::adopt(int layer, std::span<const Row> rows, std::span<const uint
 KvHistory::Adoption KvHistory::adoption_of(int layer, const Row& row, uint64_t hash,
                                            const TensorView& kv_row) const {
   const int64_t slot = slot_of(row);
-  const uint64_t held = slot < 0 ? 0 : in_slot(layer, slot);
+  const auto slots = slots_.find(slot);
+  const uint64_t held = slots == slots_.end() ? 0 : hash_at(slots->second, layer);
   const bool was_right = held != 0 && is_legal(layer, row, held).value_or(false);
   if (was_right || is_of_another(hash, layer, row)) return Adoption::wrong;
   const uint64_t latest = latest_of(layer, prefix(row));
   if (latest == 0) return Adoption::taken;
   const bool was_written = !only_adopted_.contains(key_of(layer, prefix(row)));
-  if (was_written && slot >= 0 && held == 0) return Adoption::taken;  // as it was before the trace
   const std::vector<char>* other = bytes_of(latest);
   if (kv_row.data == nullptr || other == nullptr || std::ssize(*other) != kv_row.bytes())
     return was_written ? Adoption::unknown : Adoption::taken;
   const bool near =
       are_near(kv_row, {const_cast<char*>(other->data()), kv_row.dtype, Device::cpu, kv_row.shape});
-  if (was_written) return near ? Adoption::unknown : Adoption::wrong;
-  return near ? Adoption::taken : Adoption::unknown;
+  const bool was_there = slot >= 0 && held == 0;  // nobody wrote to the slot in the trace
+  if (was_written && !near) return Adoption::wrong;
+  return near && (was_there || !was_written) ? Adoption::taken : Adoption::unknown;
 }
 
 // K and V of the same token at the same position are of the same bits behind other tokens in the
@@ -380,7 +400,8 @@ uint64_t KvHistory::latest(int layer, const Row& row) const {
 
 uint64_t KvHistory::in_slot(int layer, int64_t slot) const {
   const auto held = slots_.find(slot);
-  return held == slots_.end() ? 0 : hash_at(held->second, layer);
+  const uint64_t hash = held == slots_.end() ? 0 : hash_at(held->second, layer);
+  return hash == kUnseen ? 0 : hash;
 }
 
 const KvHistory::Writer* KvHistory::writer_of(uint64_t hash) const {

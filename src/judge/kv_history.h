@@ -74,8 +74,8 @@ class KvHistory {
   // written: row i of kv, [rows, 2, kv_heads, head_dim], or its hash alone, is of rows[i]. But not
   // what was written in another layer, at another position or for other tokens, as where a prefix
   // cache matched too far, nor what stands where the right row was written: that is wrong. Where
-  // the tokens have other bits besides it may be an older copy of a page: that is taken where the
-  // slot says so, or where it is near to what others were handed; else it is unknown.
+  // the tokens have other bits besides it may be an older copy of a page, near to them: that is
+  // taken where nobody wrote to its slot, or others were handed those; else it is unknown.
   void adopt(int layer, std::span<const Row> rows, std::span<const uint64_t> hashes,
              const TensorView& kv);
   // How many positions were adopted, by request.

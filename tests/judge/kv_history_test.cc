@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <optional>
 #include <set>
 
 #include "kernels/base/memory.h"
@@ -278,6 +280,8 @@ TEST(KvHistory, CallsNothingWrongThatMayHaveBeenWrittenUnseen) {
   history.write_unseen(1, {});
   write_two(history, 5, {30, 31}, {2, 50});
   EXPECT_EQ(history.compare(1, rows_of(4, 2), {{other, other}}).unknown, 2);
+  history.end(5);
+  EXPECT_EQ(history.compare(1, rows_of(4, 2), {{other, other}}).unknown, 2);
   history.begin(pass_of(6, 6, {40, 41}));
   const std::vector<Row> backwards = {{6, 1}, {6, 0}};
   history.write_unseen(0, backwards);
@@ -318,6 +322,7 @@ struct Handed {
   int32_t request;
   int64_t slot;  // -1: not known
   float value;
+  std::optional<float> of_v = {};  // nothing: the same
 };
 
 // What becomes of an inherited row of the token that request 0 wrote 20 for, into slot 3.
@@ -328,6 +333,7 @@ WrongRows handed(KvHistory& history, const Handed& handed, bool with_bytes = tru
   history.begin(info, /*page_size=*/1);
   Tensor kv({1, 2, 1, 4}, DType::f32);
   std::fill_n(kv.as<float>(), 8, handed.value);
+  if (handed.of_v) std::fill_n(kv.as<float>() + 4, 4, *handed.of_v);
   const uint64_t hash = hash_of(kv.as<char>(), 8 * sizeof(float));
   history.adopt(1, {&row, 1}, {&hash, 1}, with_bytes ? kv.view() : TensorView{});
   return history.compare(1, {&row, 1}, {&hash, 1});
@@ -346,6 +352,14 @@ TEST(KvHistory, TellsAnOlderCopyOfAPageFromWhatIsWrong) {
   const WrongRows old = handed(history, {3, 8, 20.25});
   EXPECT_TRUE(old.wrong.empty() && old.unknown == 0) << "nobody wrote to that slot";
   EXPECT_EQ(history.adopted().count(3), 1U);
+  EXPECT_EQ(handed(history, {10, 8, 0}).wrong.size(), 1U) << "nor ever before";
+  for (const float v : {17.0F, 20.0F})  // by both together the first would be near
+    EXPECT_EQ(handed(history, {13, 8, 20.5, v}).wrong.size(), v < 18 ? 1U : 0U) << v;
+  EXPECT_EQ(handed(history, {11, 8, std::numeric_limits<float>::quiet_NaN()}).wrong.size(), 1U);
+  EXPECT_EQ(handed(history, {12, 9, 20.75}, /*with_bytes=*/false).unknown, 1);
+  EXPECT_EQ(history.k(history.latest(1, row)).size(), 4 * sizeof(float));
+  EXPECT_EQ(*reinterpret_cast<const float*>(history.k(history.latest(1, row)).data()), 20)
+      << "a copy is not what others are compared with";
   // Where the slot is not known, near numbers may be a copy, and others are none.
   EXPECT_EQ(handed(history, {4, -1, 20.125}).unknown, 1);
   Tensor near({8}, DType::f32);
@@ -355,6 +369,11 @@ TEST(KvHistory, TellsAnOlderCopyOfAPageFromWhatIsWrong) {
   EXPECT_FALSE(history.may_be_copy(1, {4, 0}, hash ^ 1));
   EXPECT_EQ(handed(history, {5, -1, 40}).wrong.size(), 1U);
   EXPECT_EQ(handed(history, {6, -1, 41}, /*with_bytes=*/false).unknown, 1);
+  // The same tokens were computed into that slot again, and nobody saw with what bits.
+  history.begin({.pass = 20, .rows = {{{20, 0}, 7, 3, Phase::prefill}}});
+  history.write_unseen(1, {});
+  EXPECT_EQ(handed(history, {21, 3, 20.0625}).unknown, 1);
+  EXPECT_EQ(history.in_slot(1, 3), 0U);
 }
 
 // An id that is used again says nothing of what its first owner inherited.
