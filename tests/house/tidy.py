@@ -23,10 +23,11 @@ OWN_NAMES = {"src/judge/ops"}  # UNITY_BUILD is off for them
 
 
 def flags_of(command):
-    """The arguments of a compiler's command but for its input and its output."""
+    """The arguments of a compiler's command but for its input, its output and its own compiled
+    headers."""
     arguments = iter(shlex.split(command)[1:])
     for argument in arguments:
-        if argument in {"-o", "-c"}:
+        if argument in {"-o", "-c", "-include"}:
             next(arguments)
         else:
             yield argument
