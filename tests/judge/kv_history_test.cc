@@ -376,6 +376,18 @@ TEST(KvHistory, TellsAnOlderCopyOfAPageFromWhatIsWrong) {
   EXPECT_EQ(history.in_slot(1, 3), 0U);
 }
 
+// Where nobody computed the tokens, copies are near to each other, and which of two is right that
+// are not cannot be told.
+TEST(KvHistory, TakesCopiesThatAreNear) {
+  KvHistory history(/*keep_bytes=*/true);
+  EXPECT_EQ(handed(history, {1, -1, 20}).unknown, 0);
+  EXPECT_EQ(handed(history, {2, -1, 20.5}).unknown, 0);
+  EXPECT_EQ(history.copies(), 1);
+  EXPECT_EQ(handed(history, {3, -1, 40}).unknown, 1);
+  EXPECT_EQ(handed(history, {4, 8, 41}).unknown, 1);
+  EXPECT_FALSE(history.adopted().contains(3));
+}
+
 // An id that is used again says nothing of what its first owner inherited.
 TEST(KvHistory, ForgetsWhatWasInheritedWhereItIsComputed) {
   KvHistory history(/*keep_bytes=*/true);
