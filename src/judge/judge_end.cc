@@ -399,6 +399,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
     settle(judged);
     end(judged);
   }
+  flow.finish(requests);
   const DrawReplay::Outcome drawn = enter_what_the_end_shows(requests);
   for (size_t i = 0; i < ledger.places().size(); ++i) judge_pool(i);
   for (const Point& point : kPoints) judge_point(point);

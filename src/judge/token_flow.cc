@@ -77,15 +77,58 @@ std::vector<int32_t> TokenFlow::writers_of(const Inherited& inherited, int64_t p
   return writers;
 }
 
+std::vector<bool> TokenFlow::drafts_of(const PassInfo& pass) const {
+  const std::set<int32_t> answered(pass.logit_rows.begin(), pass.logit_rows.end());
+  std::map<int32_t, int32_t> last;  // row of the pass, by request
+  std::vector<bool> drafts;
+  for (int32_t i = 0; const PassRow& r : pass.rows) {
+    const auto before = last.find(r.row.request);
+    drafts.push_back(before != last.end() && answered.contains(before->second) &&
+                     pass.rows[before->second].row.position == r.row.position - 1 &&
+                     !chosen_.contains({r.row.request, r.row.position - 1}));
+    last[r.row.request] = i++;
+  }
+  return drafts;
+}
+
+void TokenFlow::refuse(int32_t request, int32_t position) {
+  std::vector<Fed>& all = fed_[request];
+  const int32_t pass = all.empty() ? -1 : all.back().pass;
+  for (auto fed = all.rbegin(); fed != all.rend() && fed->pass == pass; ++fed) {
+    if (!fed->is_draft || fed->position < position) continue;
+    fed->is_refused = true;
+    chosen_.erase({request, fed->position});
+  }
+}
+
+void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
+  std::map<int32_t, std::map<int32_t, int32_t>> tokens;  // by request, by position
+  for (const PassRow& r : pass.rows) tokens[r.row.request].emplace(r.row.position, r.token);
+  for (const auto& [request, own] : tokens) {
+    const std::vector<Fed>& all = fed_[request];
+    auto fed = all.end();
+    while (fed != all.begin() && std::prev(fed)->pass == all.back().pass) --fed;
+    const auto replaced = [&](const Fed& one) {
+      const auto now = own.find(one.position);
+      return one.is_draft && one.position >= own.begin()->first &&
+             (now == own.end() || now->second != one.token);
+    };
+    fed = std::find_if(fed, all.end(), replaced);
+    if (fed != all.end()) refuse(request, fed->position);
+  }
+}
+
 void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
+  refuse_what_others_replace(pass);
+  const std::vector<bool> drafts = drafts_of(pass);
   for (const Inherited& inherited : pass.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
   }
   std::set<int32_t> entered, heirs;
   for (const Inherited& inherited : pass.inherited) heirs.insert(inherited.request);
-  for (const PassRow& r : pass.rows) {
+  for (size_t i = 0; const PassRow& r : pass.rows) {
     const auto [found, first] = next_.try_emplace(r.row.request, 0);
     int32_t& next = found->second;
     // A request may enter a pass at an earlier position: what came after is computed again. But
@@ -108,7 +151,7 @@ void TokenFlow::begin(const PassInfo& pass) {
     next = r.row.position + 1;
     fed_[r.row.request].push_back({r.row.position, r.token, pass.pass,
                                    text_at(r.row.request, r.row.position - 1),
-                                   r.phase == Phase::decode});
+                                   r.phase == Phase::decode, drafts[i++]});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
@@ -135,6 +178,33 @@ void TokenFlow::end(const Pass& pass) {
   for (const TopLogits& top : pass.logits)
     if (std::optional<Chosen> chosen = choice_of(top, pass.info.pass))
       choose(top.row, *std::move(chosen));
+}
+
+bool TokenFlow::ends_before(const RequestInfo& info, const Fed& draft) const {
+  const int64_t at = draft.position - std::ssize(info.prompt), named = std::ssize(info.tokens);
+  if (at < 0) return false;
+  if (named > 0) return at >= named || (at == named - 1 && info.tokens[at] != draft.token);
+  const auto chosen = chosen_.find({info.id, draft.position - 1});
+  return chosen != chosen_.end() && chosen->second.seen && !chosen->second.may_be(draft.token);
+}
+
+void TokenFlow::finish(const std::vector<RequestInfo>& requests) {
+  for (const RequestInfo& info : requests) {
+    const auto found = fed_.find(info.id);
+    if (found == fed_.end() || info.prompt.empty()) continue;
+    const int32_t last = found->second.back().pass;
+    const int64_t named = std::ssize(info.tokens);
+    for (const Fed& fed : found->second) {
+      if (fed.pass != last || !fed.is_draft) continue;
+      // It may have taken less than all that was chosen at once.
+      if (named > 0 && fed.position + 1 - std::ssize(info.prompt) >= named)
+        chosen_.erase({info.id, fed.position});
+      if (fed.is_refused || !ends_before(info, fed)) continue;
+      refuse(info.id, fed.position);
+      texts_[info.id].resize(fed.position);
+      tokens_[info.id].resize(fed.position);
+    }
+  }
 }
 
 bool TokenFlow::Chosen::may_be(int32_t other) const {
@@ -186,6 +256,7 @@ std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) con
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
+  if (fed.is_refused && p >= prompt) return;
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});

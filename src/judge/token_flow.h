@@ -19,9 +19,11 @@ namespace lockstep {
 // tokens of all requests, and of each position one hash, for the whole run.
 class TokenFlow {
  public:
-  // The passes in their order: what each was fed, and, when it has ended, what it chose.
+  // The passes in their order: what each was fed, and, when it has ended, what it chose. After the
+  // last of them what the requests became, before anything is asked of the whole run.
   void begin(const PassInfo& pass);
   void end(const Pass& pass);
+  void finish(const std::vector<RequestInfo>& requests);
   // Whether every request of this pass, and of all before it, went on where it had stopped or its
   // inherited tokens end, or started again earlier.
   bool continues() const { return continues_; }
@@ -53,6 +55,10 @@ class TokenFlow {
     int32_t position, token, pass;
     uint64_t before;  // text; 0: not known
     bool is_decoded;
+    // Fed in one pass with the row that chooses what stands here: somebody guessed it (speculative
+    // decoding), and it stays only if it is what that row chose.
+    bool is_draft;
+    bool is_refused = false;  // a draft that did not stay
   };
   struct Trouble {
     std::string text;
@@ -68,6 +74,14 @@ class TokenFlow {
   static std::optional<Chosen> choice_of(const TopLogits& top, int32_t pass);
   void choose(const Row& row, Chosen chosen);
   void put(int32_t request, int32_t position, int32_t token);
+  // By row of the pass that begins, whether it is a draft.
+  std::vector<bool> drafts_of(const PassInfo& pass) const;
+  // Refuses the drafts of requests' last passes from where this one feeds something else.
+  void refuse_what_others_replace(const PassInfo& pass);
+  // Takes back the drafts of the request's last pass from a position on, and what they chose.
+  void refuse(int32_t request, int32_t position);
+  // Whether that draft of a request's last pass did not stay.
+  bool ends_before(const RequestInfo& info, const Fed& draft) const;
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;
   // The least token that anybody chose behind that text, where nobody chose this one.

@@ -493,6 +493,61 @@ class Requests(InFolder):
             self.assertEqual([[row.decode for row in run.rows] for run in trace.passes],
                              [[False, False], [False], [True, False]])
 
+    def test_drafts_that_were_refused_are_none_of_its_tokens(self):
+        """Of speculative decoding; nor are they of its prompt where nobody says what is decode."""
+        for said in (None, True):
+            path = self.folder / f"{said}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for position, tokens, chosen in (
+                        (0, [8, 9], [30]), (2, [30, 40, 50], [31, 0, 0]), (3, [31], [32]),
+                        (4, [32, 33, 60], [33, 34, 0])):
+                    rows = range(len(tokens)) if position else [1]
+                    writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                      logit_rows=rows,
+                                      decode=said and [position > 0] * len(tokens))
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32(chosen))
+            with lockstep.Trace(path) as trace:
+                self.assertEqual([(r.prompt, r.tokens, r.forced) for r in trace.requests],
+                                 [([8, 9], [30, 31, 32, 33, 34], [])])
+                self.assertEqual([run.rows[-1].decode for run in trace.passes],
+                                 [False, True, True, True])
+
+    def test_a_draft_that_stays_though_nobody_chose_it_is_not_forced(self):
+        """Where others were refused; a text that was given in two calls has none that were."""
+        for refused in (True, False):
+            path = self.folder / f"{refused}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for position, tokens, chosen in (
+                        (0, [8, 9], [30]), (2, [30, 40], [31, 0]),
+                        (3, [31], [32]) if refused else (4, [0], [32]),
+                        (4, [32, 60], [33, 34]) if refused else (5, [32, 60], [33, 34]),
+                        (6, [34], [35]) if refused else (7, [34], [35])):
+                    writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                      logit_rows=range(len(tokens)) if position else [1])
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32(chosen))
+            with lockstep.Trace(path) as trace:
+                request = trace.requests[0]
+                self.assertEqual(request.tokens, [30, 31, 32, 60, 34, 35] if refused
+                                 else [30, 40, 0, 32, 60, 34, 35])
+                self.assertEqual(request.forced, [] if refused else request.tokens[:-1])
+
+    def test_a_prompt_whose_rows_all_choose_is_none_of_drafts(self):
+        """A call of transformers without a cache computes all again, and gives logits to all."""
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for tokens, chosen in ([8, 9, 10], [1, 2, 30]), ([8, 9, 10, 30], [1, 2, 30, 31]):
+                writer.begin_pass(tokens, range(len(tokens)), logit_rows=range(len(tokens)))
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                writer.show("token", None, np.int32(chosen))
+            writer.begin_pass([11, 12], [4, 5], logit_rows=[0, 1])
+            writer.show("embed", None, np.zeros((2, 192), "f4"))
+            writer.show("token", None, np.int32([3, 4]))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.prompt, r.tokens) for r in trace.requests],
+                             [([8, 9, 10, 30, 11, 12], [4])])
+
     def test_one_of_whose_first_tokens_nobody_told_is_named_without_lists(self):
         """What was fed since would stand at positions that are not its own."""
         path = self.folder / "x.h5"

@@ -32,6 +32,45 @@ class PassRows:
         return [self.rows[i] for i in self.logit_rows]
 
 
+class Phases:
+    """Which rows are of decode, where nobody says it: those of a request that go on behind a row
+    that chose something, if it has one row in the pass, or several that choose each (speculative
+    decoding), the last of which may have been guesses."""
+
+    def __init__(self) -> None:
+        self._chose: dict[int, tuple[int, int]] = {}  # by request, first and last position
+        self._all: set[int] = set()  # requests whose prompt got logits in every row: they tell less
+
+    def of(self, owners: Sequence[int], positions: Sequence[int],
+           logit_rows: Iterable[int]) -> list[bool]:
+        """By row of the pass that comes."""
+        rows: dict[int, list[int]] = {}
+        for i, owner in enumerate(owners):
+            rows.setdefault(owner, []).append(i)
+        wanted, decode = set(logit_rows), [False] * len(owners)
+        for owner, own in rows.items():
+            first, last = self._chose.get(owner, (0, -1))
+            behind = first <= positions[own[0]] - 1 <= last
+            if behind and (len(own) == 1 or owner not in self._all and wanted.issuperset(own)):
+                for i in own:
+                    decode[i] = True
+        return decode
+
+    def end(self, run: PassRows) -> None:
+        """Takes in what a pass has chosen."""
+        count: dict[int, int] = {}
+        for row in run.rows:
+            count[row.request] = count.get(row.request, 0) + 1
+        chose: dict[int, list[Row]] = {}
+        for row in run.with_logits():
+            chose.setdefault(row.request, []).append(row)
+        for owner, rows in chose.items():
+            if not rows[-1].decode and len(rows) == count[owner] > 1:
+                self._all.add(owner)
+            last = rows[-1].position
+            self._chose[owner] = (min(self._chose.get(owner, (last,))[0], last), last)
+
+
 @dataclasses.dataclass
 class Request:
     """What a request was given, what followed, and what was most likely.
@@ -60,10 +99,56 @@ def runs_of(rows: Iterable[Row]) -> list[Run]:
     return runs
 
 
-def last_rows(rows: Sequence[Row]) -> list[int]:
-    """Of each request the number of its last row: those that get logits as a rule."""
-    last = {row.request: i for i, row in enumerate(rows)}
-    return sorted(last.values())
+def last_rows(owners: Sequence[int]) -> list[int]:
+    """Of each request the number of its last row: those that get logits as a rule. owners: the
+    request of each row."""
+    return sorted({owner: i for i, owner in enumerate(owners)}.values())
+
+
+def drafts_of(run: PassRows, chosen_at: Mapping[int, set[int]]) -> list[Row]:
+    """Rows whose token somebody guessed (speculative decoding): the row before each is in the same
+    pass and chooses what stands there, which nobody had chosen yet. chosen_at: positions whose row
+    has chosen, by request."""
+    answered = {(row.request, row.position) for row in run.with_logits()}
+    return [row for row in run.rows if (row.request, row.position - 1) in answered
+            and row.position - 1 not in chosen_at.get(row.request, ())]
+
+
+@dataclasses.dataclass
+class _History:
+    """What a request was fed and what its rows chose, by position."""
+
+    fed: dict[int, int] = dataclasses.field(default_factory=dict)  # what came last
+    likely: dict[int, int] = dataclasses.field(default_factory=dict)
+    picked: dict[int, int] = dataclasses.field(default_factory=dict)
+    prompt: int = 0
+    drafts: list[int] = dataclasses.field(default_factory=list)  # positions, of its last pass
+    speculates: bool = False  # some draft had another token in its place
+
+    def begin(self, tokens: Mapping[int, int]) -> None:
+        """Its rows of a pass, by position: from where they differ, drafts before were refused."""
+        first = min(tokens)
+        other = [at for at in self.drafts if at >= first and tokens.get(at) != self.fed[at]]
+        if other and other[0] >= self.prompt:
+            self.speculates = self.speculates or other[0] in tokens
+            self.refuse(other[0])
+        self.drafts = []
+        self.fed.update(tokens)
+
+    def refuse(self, first: int) -> None:
+        """Forgets drafts from a position on, where something else was fed or nothing any more."""
+        for position in self.drafts:
+            if position >= first:
+                for of in (self.fed, self.likely, self.picked):
+                    of.pop(position, None)
+
+    def end(self, drawn: bool) -> None:
+        """Forgets the drafts of the last pass that are not what was chosen."""
+        choices = self.picked if drawn else {**self.likely, **self.picked}
+        for position in self.drafts:
+            if position >= self.prompt and \
+                    choices.get(position - 1, self.fed[position]) != self.fed[position]:
+                return self.refuse(position)
 
 
 def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
@@ -71,43 +156,50 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     """The requests that the passes tell of.
 
     The prompt is what requests entered with and what the first passes fed; what a decode row fed is
-    a token that was chosen before, and what the last row of logits chose is the last. Of a request
+    a token that was chosen before, or a draft that was chosen in the same pass, and what the last
+    row of logits chose is the last. Drafts that were refused are none of its tokens. Of a request
     whose first tokens nobody told of, none are named. argmax and
     chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
     are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
-    the last one of each request of which they were.
+    the last one of each request of which they were; or unless drafts of the request were refused:
+    then nobody forces it.
     """
     found: dict[int, Request] = {}
-    fed: dict[int, dict[int, int]] = {}   # by request and position, what came last
-    likely: dict[int, dict[int, int]] = {}
-    picked: dict[int, dict[int, int]] = {}
-    prompts: dict[int, int] = {}
+    histories: dict[int, _History] = {}
     for run, best, taken in zip(passes, argmax, chosen):
         for request, tokens in run.inherited.items():
-            if request not in fed:  # else it comes back, with what it was fed before
-                fed[request] = dict(enumerate(tokens))
-                prompts[request] = len(tokens)
+            if request not in histories:  # else it comes back, with what it was fed before
+                histories[request] = _History(dict(enumerate(tokens)), prompt=len(tokens))
+        fed: dict[int, dict[int, int]] = {}
         for row in run.rows:
             fed.setdefault(row.request, {})[row.position] = row.token
+        for request, tokens in fed.items():
+            histories.setdefault(request, _History()).begin(tokens)
+        for row in drafts_of(run, {request: histories[request].picked for request in fed}):
+            histories[row.request].drafts.append(row.position)
+        for row in run.rows:
             if not row.decode:
-                prompts[row.request] = max(prompts.get(row.request, 0), row.position + 1)
-        for table, values in ((likely, best), (picked, taken)):
-            for row, token in values.items():
-                table.setdefault(row.request, {})[row.position] = token
-    for request, tokens in fed.items():
-        if 0 not in tokens:
-            found[request] = Request(request, [], sampled=request in sampled)
-            continue
-        end, length = prompts.get(request, 0), max(tokens) + 1
-        own, argmaxes = picked.get(request, {}), likely.get(request, {})
-        after = [tokens[at] for at in range(end, length) if at in tokens]
+                of = histories[row.request]
+                of.prompt = max(of.prompt, row.position + 1)
+        for row, token in best.items():
+            histories[row.request].likely[row.position] = token
+        for row, token in taken.items():
+            histories[row.request].picked[row.position] = token
+    for request, of in histories.items():
         drawn = request in sampled
-        forced = not drawn and any(own.get(at - 1, tokens[at]) != tokens[at]
-                                   for at in range(end, length) if at in tokens)
-        last = sampled[request] if drawn else own.get(length - 1)
+        if 0 not in of.fed:
+            found[request] = Request(request, [], sampled=drawn)
+            continue
+        of.end(drawn)
+        tokens, end, length = of.fed, of.prompt, max(of.fed) + 1
+        after = [tokens[at] for at in range(end, length) if at in tokens]
+        other = any(of.picked.get(at - 1, tokens[at]) != tokens[at]
+                    for at in range(end, length) if at in tokens)
+        forced = other and not drawn and not of.speculates
+        last = sampled[request] if drawn else of.picked.get(length - 1)
         found[request] = Request(
             request, [tokens[at] for at in range(end) if at in tokens],
             after + ([last] if last is not None else []), after if forced else [],
-            [argmaxes[at] for at in range(max(end - 1, 0), length) if at in argmaxes],
+            [of.likely[at] for at in range(max(end - 1, 0), length) if at in of.likely],
             drawn, "")
     return [found[request] for request in sorted(found)]

@@ -19,7 +19,7 @@ from lockstep.graph import ConfigLike, Node, graph_of, read_config, with_tables
 from lockstep.pending import Entry, Pending
 from lockstep.points import (AXES, FLOAT32_POINTS, INTEGER_POINTS, LOGIT_POINTS, MODEL_POINTS,
                              nearest)
-from lockstep.rows import PassRows, Request, Row, Run, last_rows, runs_of
+from lockstep.rows import PassRows, Phases, Request, Row, Run, last_rows, runs_of
 
 RANKS = {point: axes.count(",") + 1 for point, axes in AXES.items()}
 TABLES = {(-1, point) for point in FLOAT32_POINTS & MODEL_POINTS}  # of RoPE's cosines and sines
@@ -70,7 +70,7 @@ class Writer:
         self._pending = Pending()
         self._shown = 0  # counts on with what is shown
         self._runs: list[Run] = []  # of all rows of the pass
-        self._chose_at: dict[int, int] = {}  # by request, the position of its last row of logits
+        self._phases = Phases()
         self._seen: set[tuple[int, str, int]] = set()  # places of the pass that were shown
         self._layouts: set[Layout] = set()  # that were found to be right
         self._places = {(node.layer, node.point) for node in self.graph}
@@ -82,9 +82,10 @@ class Writer:
                    inherited: Mapping[int, Sequence[int]] | None = None) -> None:
         """Begins a forward pass. One entry a row: the id that was fed, its position in its request
         (from 0), and its request. logit_rows: which rows get logits; else the last one of each
-        request. decode: which rows are of decode; else those that are alone of their request and
-        stand behind a row that got logits, by which something was chosen. inherited: by
-        request that enters with a cache, the tokens of that.
+        request. decode: which rows are of decode; else those that go on behind a row that got
+        logits, by which something was chosen: a row alone of its request, or several that all get
+        logits, as drafted tokens do. A draft that is refused is fed no more, and the next pass
+        begins at its position. inherited: by request that enters with a cache, the tokens of that.
         """
         self._check_open()
         count = len(tokens)
@@ -95,14 +96,13 @@ class Writer:
               f"{count}, {len(positions)} and {len(owners)}")
         check(all(0 <= int(at) < 1 << 24 for at in positions),
               "a position of the pass is not in 0 to 2^24 - 1")
-        for row in self._passes[-1].with_logits() if self._passes else ():
-            self._chose_at[row.request] = row.position
-        alone = [owners.count(owner) == 1 and self._chose_at.get(owner) == at - 1
-                 for owner, at in zip(owners, positions)] if decode is None else list(decode)
-        rows = [Row(owner, int(at), int(token), bool(later)) for owner, at, token, later
-                in zip(owners, positions, tokens, alone)]
-        wanted = last_rows(rows) if logit_rows is None else [int(i) for i in logit_rows]
+        if self._passes:
+            self._phases.end(self._passes[-1])
+        wanted = last_rows(owners) if logit_rows is None else [int(i) for i in logit_rows]
         check(all(0 <= i < count for i in wanted), f"logit_rows are not all in 0 to {count - 1}")
+        later = self._phases.of(owners, positions, wanted) if decode is None else decode
+        rows = [Row(owner, int(at), int(token), bool(one)) for owner, at, token, one
+                in zip(owners, positions, tokens, later)]
         entering = {int(owner): [int(i) for i in ids] for owner, ids in (inherited or {}).items()}
         self._passes.append(PassRows(rows, wanted, entering))
         self._runs = runs_of(rows)

@@ -1,0 +1,132 @@
+// Speculative decoding: a pass feeds tokens that somebody guessed behind the last one, each gets
+// logits, and those that are not what the row before them chose are computed again. Such a guess is
+// no wrong token; one that stays though nobody chose it is.
+#include "tests/judge/judge_fixture.h"
+
+namespace lockstep {
+namespace {
+
+class DraftsTest : public JudgeTest {
+ protected:
+  // A request whose prompt is computed, and by which the rest of a run is made pass by pass.
+  DraftsTest() {
+    FakeModel model(DType::bf16);
+    run_ = fake_run(model, DType::bf16, 0, {13});
+    RequestInfo& request = run_.requests[0];
+    request.tokens.clear(), request.argmax.clear();
+    run_.manifest.requests = run_.requests;
+    run_.passes.clear();
+    feed(0, request.prompt, Phase::prefill, /*all_logits=*/false);
+  }
+
+  // A pass of these tokens from a position on; what its rows choose.
+  const std::vector<int32_t>& feed(int32_t first, const std::vector<int32_t>& tokens,
+                                   Phase phase = Phase::decode, bool all_logits = true) {
+    PassInfo info{.pass = static_cast<int32_t>(run_.passes.size())};
+    for (int32_t p = first; const int32_t token : tokens) {
+      info.rows.push_back({{0, p}, token, p, phase});
+      ++p;
+    }
+    for (int32_t i = all_logits ? 0 : static_cast<int32_t>(tokens.size()) - 1;
+         i < std::ssize(tokens); ++i)
+      info.logit_rows.push_back(i);
+    run_.passes.push_back(pass_of(model_, info));
+    const RecordedTensor* chosen = run_.passes.back().find(point("token"), -1);
+    chosen_.clear();
+    for (size_t i = 0; i < chosen->rows.size(); ++i)
+      chosen_.push_back(static_cast<int32_t>(value_at(chosen->data, i)));
+    return chosen_;
+  }
+
+  // What the last of these rows would choose, in a pass that is none of the run.
+  int32_t next(int32_t first, const std::vector<int32_t>& tokens) {
+    const int32_t token = feed(first, tokens).back();
+    run_.passes.pop_back();
+    return token;
+  }
+
+  static int32_t other(int32_t token) { return (token + 1) % static_cast<int32_t>(kVocab); }
+
+  // Names the tokens of the request, of which these were fed and the last was only chosen.
+  void name(std::vector<int32_t> tokens) {
+    run_.requests[0].tokens = run_.requests[0].argmax = std::move(tokens);
+  }
+
+  void expect_clean() {
+    const Result result = judged(run_);
+    EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
+    EXPECT_EQ(result.findings.size(), 0u);
+  }
+
+  void expect_wrong_at(int32_t position, int pass) {
+    const Result result = judged(run_);
+    expect_first(result, "embed", pass, 0, Verdict::structural);
+    EXPECT_EQ(result.first->position, position) << result.story;
+  }
+
+  // The rest of the run is the same in all tests: a draft that is refused at position 14, drafts
+  // that are taken, and one that is refused at the end. Its tokens, from position 13 on.
+  std::vector<int32_t> speculate() {
+    const int32_t a = chosen_[0], b = next(13, {a});
+    feed(13, {a, other(b), 3});
+    const int32_t c = next(14, {b});
+    feed(14, {b, other(c), 5});
+    const int32_t d = next(15, {c}), e = next(15, {c, d});
+    feed(15, {c, d, other(e)});
+    return {a, b, c, d, e};
+  }
+
+  FakeRun run_;
+  FakeModel model_{DType::bf16};
+  std::vector<int32_t> chosen_;
+};
+
+TEST_F(DraftsTest, ThatAreRefusedAreNoWrongTokens) {
+  name(speculate());
+  expect_clean();
+}
+
+// Of a run that was cut off nobody says what its requests became.
+TEST_F(DraftsTest, ThatAreRefusedAreNoWrongTokensWhereNobodyNamesThem) {
+  speculate();
+  expect_clean();
+}
+
+TEST_F(DraftsTest, ThatEndBeforeAllWereUsedAreNoWrongTokens) {
+  std::vector<int32_t> tokens = speculate();
+  tokens.pop_back();  // it asked for no more, though the last pass chose one
+  name(tokens);
+  expect_clean();
+}
+
+TEST_F(DraftsTest, ThatStayThoughNobodyChoseThemAreFound) {
+  const int32_t a = chosen_[0], b = next(13, {a});
+  const int32_t c = feed(13, {a, other(b)})[1];
+  feed(15, {c});
+  expect_wrong_at(14, 1);
+}
+
+TEST_F(DraftsTest, OfTheLastPassThatTheRequestNamesAreFound) {
+  std::vector<int32_t> tokens = speculate();
+  tokens.back() = other(tokens.back());
+  tokens.push_back(chosen_[2]);
+  name(tokens);
+  expect_wrong_at(17, 3);
+}
+
+// Whoever computes all positions in each pass has known for long what was chosen.
+TEST_F(DraftsTest, AreNotWhatIsFedAgain) {
+  std::vector<int32_t> all = run_.requests[0].prompt;
+  run_.passes.clear();
+  all.push_back(feed(0, all).back());
+  feed(0, all);
+  all.push_back(chosen_.back());
+  std::vector<int32_t> wrong = all;
+  wrong[13] = other(wrong[13]);
+  feed(0, wrong);
+  feed(0, all);
+  expect_wrong_at(13, 2);
+}
+
+}  // namespace
+}  // namespace lockstep
