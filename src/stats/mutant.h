@@ -1,6 +1,6 @@
 // A judge that is wrong in a known way, which `lockstep selftest` must not let pass.
 //
-// Only the tests build one (lockstep_judge_mutants, of the same sources with LOCKSTEP_MUTANTS
+// Only the tests build one (lockstep_mutants, of the files that ask, with LOCKSTEP_MUTANTS
 // defined). In what is shipped is_mutant() is false when it is compiled, and costs nothing. It is
 // asked in .cc files alone, so that no header differs between the two builds.
 #pragma once
