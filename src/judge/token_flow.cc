@@ -82,46 +82,58 @@ std::vector<bool> TokenFlow::drafts_of(const PassInfo& pass) const {
   std::map<int32_t, int32_t> last;  // row of the pass, by request
   std::vector<bool> drafts;
   for (int32_t i = 0; const PassRow& r : pass.rows) {
-    const auto before = last.find(r.row.request);
+    const Row& row = r.row;
+    const auto before = last.find(row.request);
     drafts.push_back(before != last.end() && answered.contains(before->second) &&
-                     pass.rows[before->second].row.position == r.row.position - 1 &&
-                     !chosen_.contains({r.row.request, r.row.position - 1}));
-    last[r.row.request] = i++;
+                     pass.rows[before->second].row.position == row.position - 1 &&
+                     !chosen_.contains({row.request, row.position - 1}) &&
+                     text_at(row.request, row.position) == 0);
+    last[row.request] = i++;
   }
   return drafts;
 }
 
-void TokenFlow::refuse(int32_t request, int32_t position) {
-  std::vector<Fed>& all = fed_[request];
-  const int32_t pass = all.empty() ? -1 : all.back().pass;
-  for (auto fed = all.rbegin(); fed != all.rend() && fed->pass == pass; ++fed) {
-    if (!fed->is_draft || fed->position < position) continue;
-    fed->is_refused = true;
-    chosen_.erase({request, fed->position});
+void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
+  if (pending_.empty()) return;
+  std::map<int32_t, std::map<int32_t, int32_t>> tokens;  // by request, by position
+  for (const Inherited& inherited : pass.inherited)
+    if (pending_.contains(inherited.request))
+      for (int32_t p = 0; const int32_t token : inherited.tokens)
+        tokens[inherited.request].emplace(p++, token);
+  for (const PassRow& r : pass.rows)
+    if (pending_.contains(r.row.request))
+      tokens[r.row.request].emplace(r.row.position, r.token);
+  for (const auto& [request, own] : tokens) {
+    const std::vector<Fed>& all = fed_.at(request);
+    const std::vector<size_t> drafts = pending_.at(request);
+    const auto replaced = [&](size_t i) {
+      const auto now = own.find(all[i].position);
+      return now != own.end() && now->second != all[i].token;
+    };
+    if (const auto first = std::ranges::find_if(drafts, replaced); first != drafts.end())
+      refuse(request, all[*first].position);
+    else if (own.rbegin()->first >= all[drafts.back()].position)
+      pending_.erase(request);
   }
 }
 
-void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
-  std::map<int32_t, std::map<int32_t, int32_t>> tokens;  // by request, by position
-  for (const PassRow& r : pass.rows) tokens[r.row.request].emplace(r.row.position, r.token);
-  for (const auto& [request, own] : tokens) {
-    const std::vector<Fed>& all = fed_[request];
-    auto fed = all.end();
-    while (fed != all.begin() && std::prev(fed)->pass == all.back().pass) --fed;
-    const auto replaced = [&](const Fed& one) {
-      const auto now = own.find(one.position);
-      return one.is_draft && one.position >= own.begin()->first &&
-             (now == own.end() || now->second != one.token);
-    };
-    fed = std::find_if(fed, all.end(), replaced);
-    if (fed != all.end()) refuse(request, fed->position);
+void TokenFlow::refuse(int32_t request, int32_t position) {
+  std::vector<Fed>& all = fed_.at(request);
+  for (const size_t i : pending_.at(request)) {
+    if (all[i].position < position) continue;
+    all[i].is_refused = true;
+    chosen_.erase({request, all[i].position});
   }
+  pending_.erase(request);
+  texts_.at(request).resize(std::min<size_t>(texts_.at(request).size(), position));
+  tokens_.at(request).resize(texts_.at(request).size());
 }
 
 void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
   refuse_what_others_replace(pass);
   const std::vector<bool> drafts = drafts_of(pass);
+  std::set<int32_t> drafting;
   for (const Inherited& inherited : pass.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
@@ -149,9 +161,18 @@ void TokenFlow::begin(const PassInfo& pass) {
       trouble_.try_emplace(r.row.request, std::move(trouble));
     }
     next = r.row.position + 1;
-    fed_[r.row.request].push_back({r.row.position, r.token, pass.pass,
-                                   text_at(r.row.request, r.row.position - 1),
-                                   r.phase == Phase::decode, drafts[i++]});
+    std::vector<Fed>& fed = fed_[r.row.request];
+    const auto choice = chosen_.lower_bound({r.row.request, 0});
+    const bool after_choice = choice != chosen_.end() && choice->first.first == r.row.request &&
+                              choice->first.second < r.row.position;
+    if (drafts[i]) {
+      std::vector<size_t>& pending = pending_[r.row.request];
+      if (drafting.insert(r.row.request).second) pending.clear();
+      pending.push_back(fed.size());
+    }
+    fed.push_back({r.row.position, r.token, pass.pass,
+                   text_at(r.row.request, r.row.position - 1), r.phase == Phase::decode,
+                   drafts[i++], after_choice});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
@@ -182,28 +203,26 @@ void TokenFlow::end(const Pass& pass) {
 
 bool TokenFlow::ends_before(const RequestInfo& info, const Fed& draft) const {
   const int64_t at = draft.position - std::ssize(info.prompt), named = std::ssize(info.tokens);
-  if (at < 0) return false;
+  if (at < std::ssize(info.forced)) return false;
   if (named > 0) return at >= named || (at == named - 1 && info.tokens[at] != draft.token);
   const auto chosen = chosen_.find({info.id, draft.position - 1});
-  return chosen != chosen_.end() && chosen->second.seen && !chosen->second.may_be(draft.token);
+  return chosen != chosen_.end() && (chosen->second.seen || !info.sampled) &&
+         !chosen->second.may_be(draft.token);
 }
 
 void TokenFlow::finish(const std::vector<RequestInfo>& requests) {
   for (const RequestInfo& info : requests) {
-    const auto found = fed_.find(info.id);
-    if (found == fed_.end() || info.prompt.empty()) continue;
-    const int32_t last = found->second.back().pass;
+    const auto found = pending_.find(info.id);
+    if (found == pending_.end() || info.prompt.empty()) continue;
+    const std::vector<size_t> drafts = found->second;
+    const std::vector<Fed>& all = fed_.at(info.id);
     const int64_t named = std::ssize(info.tokens);
-    for (const Fed& fed : found->second) {
-      if (fed.pass != last || !fed.is_draft) continue;
-      // It may have taken less than all that was chosen at once.
-      if (named > 0 && fed.position + 1 - std::ssize(info.prompt) >= named)
-        chosen_.erase({info.id, fed.position});
-      if (fed.is_refused || !ends_before(info, fed)) continue;
-      refuse(info.id, fed.position);
-      texts_[info.id].resize(fed.position);
-      tokens_[info.id].resize(fed.position);
-    }
+    for (const size_t i : drafts)  // it may have taken less than all that was chosen at once
+      if (named > 0 && all[i].position + 1 - std::ssize(info.prompt) >= named)
+        chosen_.erase({info.id, all[i].position});
+    const auto refused =
+        std::ranges::find_if(drafts, [&](size_t i) { return ends_before(info, all[i]); });
+    if (refused != drafts.end()) refuse(info.id, all[*refused].position);
   }
 }
 
@@ -256,7 +275,7 @@ std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) con
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
-  if (fed.is_refused && p >= prompt) return;
+  if (fed.is_refused && (fed.after_choice || p >= prompt)) return;
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});

@@ -55,9 +55,10 @@ class TokenFlow {
     int32_t position, token, pass;
     uint64_t before;  // text; 0: not known
     bool is_decoded;
-    // Fed in one pass with the row that chooses what stands here: somebody guessed it (speculative
-    // decoding), and it stays only if it is what that row chose.
-    bool is_draft;
+    // Fed where nobody had fed anything, in one pass with the row that chooses what stands here.
+    // After a choice of the request somebody guessed it (speculative decoding), and it stays only
+    // if it is what that row chose; before the first one it may be of the prompt.
+    bool is_draft, after_choice;
     bool is_refused = false;  // a draft that did not stay
   };
   struct Trouble {
@@ -76,11 +77,11 @@ class TokenFlow {
   void put(int32_t request, int32_t position, int32_t token);
   // By row of the pass that begins, whether it is a draft.
   std::vector<bool> drafts_of(const PassInfo& pass) const;
-  // Refuses the drafts of requests' last passes from where this one feeds something else.
+  // Refuses drafts from where a pass feeds, or a request inherits, another token.
   void refuse_what_others_replace(const PassInfo& pass);
-  // Takes back the drafts of the request's last pass from a position on, and what they chose.
+  // Takes back the pending drafts of a request from a position on, and what they chose.
   void refuse(int32_t request, int32_t position);
-  // Whether that draft of a request's last pass did not stay.
+  // Whether a draft that is pending at the end did not stay.
   bool ends_before(const RequestInfo& info, const Fed& draft) const;
   uint64_t text_at(int32_t request, int32_t position) const;
   std::vector<Fed> fed_of(const RequestInfo& info) const;
@@ -102,6 +103,9 @@ class TokenFlow {
   std::map<int32_t, int32_t> begun_at_;  // position by request, behind tokens that nobody tells
   std::map<int32_t, Trouble> trouble_;   // of this pass, by request
   std::map<int32_t, std::vector<Fed>> fed_;
+  // Drafts by request, as numbers in fed_: of its last pass that had any, until a later one goes on
+  // behind them or has another token for one of them.
+  std::map<int32_t, std::vector<size_t>> pending_;
   std::map<std::pair<int32_t, int32_t>, Chosen> chosen_;  // by (request, position)
   // A number that stands for all tokens up to a position: requests with the same ones share it, for
   // what one of them chose may be fed to the others. By request, by position.

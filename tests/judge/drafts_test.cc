@@ -114,6 +114,38 @@ TEST_F(DraftsTest, OfTheLastPassThatTheRequestNamesAreFound) {
   expect_wrong_at(17, 3);
 }
 
+// A later turn makes all before it a prompt, refused drafts included.
+TEST_F(DraftsTest, BeforeAPromptGoesOnAreNoWrongTokens) {
+  const int32_t a = chosen_[0], b = next(13, {a});
+  feed(13, {a, other(b), 3});
+  feed(14, {b});
+  feed(15, {5, 6, 7}, Phase::prefill, /*all_logits=*/false);
+  std::vector<int32_t>& prompt = run_.requests[0].prompt;
+  for (const int32_t token : {a, b, 5, 6, 7}) prompt.push_back(token);
+  name(chosen_);
+  expect_clean();
+}
+
+// A request that lost its pages computes its positions again, some at a time.
+TEST_F(DraftsTest, ThatStayAndAreComputedAgainInChunksAreNoWrongTokens) {
+  const int32_t a = chosen_[0], b = next(13, {a}), c = next(13, {a, b});
+  const int32_t d = feed(13, {a, b, c}).back();
+  std::vector<int32_t> all = run_.requests[0].prompt;
+  for (const int32_t token : {a, b, c, d}) all.push_back(token);
+  feed(0, {all.begin(), all.begin() + 9}, Phase::prefill, /*all_logits=*/false);
+  const int32_t e = feed(9, {all.begin() + 9, all.end()}, Phase::prefill, false)[0];
+  name({a, b, c, d, e});
+  expect_clean();
+}
+
+TEST_F(DraftsTest, AreNotWhatWasForced) {
+  const int32_t a = chosen_[0], b = other(next(13, {a}));
+  feed(13, {a, b});
+  run_.requests[0].forced = {a, other(b)};
+  name(run_.requests[0].forced);
+  expect_wrong_at(14, 1);
+}
+
 // Whoever computes all positions in each pass has known for long what was chosen.
 TEST_F(DraftsTest, AreNotWhatIsFedAgain) {
   std::vector<int32_t> all = run_.requests[0].prompt;

@@ -145,6 +145,27 @@ class Clean(Captured):
             self.assertEqual(forced.forced, tokens(14, 3, 4096)[0, 11:].tolist())
             self.assertEqual(trace.schema["attn.out"], "hf")
 
+    def test_drafts_that_are_refused(self):
+        """One draft of three is what the model chooses, in every other call."""
+        ids, model = tokens(24, 6, 4096), load(QWEN3)
+        greedy, calls = generated(ids, 6)(model), []
+
+        def drafted(_self, ids, *_args, **_options):
+            calls.append(ids.shape[1])
+            wrong = tokens(3, len(calls), 4096)
+            wrong[0, 0] = greedy[0, min(calls[-1], 29)] if len(calls) % 2 else wrong[0, 0]
+            return torch.cat([ids, wrong], 1), None
+
+        with unittest.mock.patch("transformers.generation.candidate_generator."
+                                 "PromptLookupCandidateGenerator.get_candidates", drafted):
+            path = self.captured(model, generated(ids, 6, prompt_lookup_num_tokens=3,
+                                                  eos_token_id=None))
+        self.assert_clean(path, QWEN3)
+        with lockstep.Trace(path) as trace:
+            self.assertEqual(trace.requests[0].tokens, greedy[0, 24:].tolist())
+            self.assertEqual(trace.requests[0].forced, [])
+            self.assertGreater(max(len(run.rows) for run in trace.passes[1:]), 1)
+
     def test_eager_attention(self):
         path = self.captured(load(QWEN25, attention="eager"), generated(tokens(9, 1, 4096)))
         self.assert_clean(path, QWEN25)

@@ -533,6 +533,38 @@ class Requests(InFolder):
                                  else [30, 40, 0, 32, 60, 34, 35])
                 self.assertEqual(request.forced, [] if refused else request.tokens[:-1])
 
+    def test_drafts_that_stay_keep_what_was_likely_when_they_are_computed_again(self):
+        """In chunks, after the request lost its pages."""
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for position, tokens, chosen in ((0, [8, 9], [30]), (2, [30, 31], [31, 32]),
+                                             (0, [8, 9], []), (2, [30, 31, 32], [33])):
+                writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                  logit_rows=range(len(tokens) - len(chosen), len(tokens)),
+                                  decode=[at >= 2 for at in range(position,
+                                                                  position + len(tokens))])
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                if chosen:
+                    logits = np.zeros((len(chosen), 4096), "f4")
+                    logits[range(len(chosen)), chosen] = 1
+                    writer.show("logits", None, logits)
+                    writer.show("token", None, np.int32(chosen))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.tokens, r.argmax) for r in trace.requests],
+                             [([30, 31, 32, 33], [30, 31, 32, 33])])
+
+    def test_a_text_that_was_given_at_the_end_stays(self):
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for position, tokens, chosen in (0, [8, 9], [30]), (2, [40, 50], [31, 32]):
+                writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                  logit_rows=range(position and len(tokens)) or [1])
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                writer.show("token", None, np.int32(chosen))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.tokens, r.forced) for r in trace.requests],
+                             [([40, 50, 32], [40, 50])])
+
     def test_a_prompt_whose_rows_all_choose_is_none_of_drafts(self):
         """A call of transformers without a cache computes all again, and gives logits to all."""
         path = self.folder / "x.h5"

@@ -136,7 +136,8 @@ class Capture:
         given = None if self._request_positions is None else self._request_positions(bound)
         call = self._sessions.enter(ids, bound.get("attention_mask"), cache, past, given)
         same = before is not None and before.session is call.session
-        self.end_pass(call.session.tokens if same else None)
+        goes_on = same and call.begin == before.begin + before.keep.shape[1]  # no draft was refused
+        self.end_pass(call.session.tokens if goes_on else None)
         self._leave_out_ended(call)
         if not call.keep.any():
             return
@@ -169,7 +170,7 @@ class Capture:
 
     def _is_decode(self, call: Call) -> list[bool]:
         if self._generation is not None:
-            return [call.begin >= self._generation.prompt_columns] * len(call.token)
+            return [at >= self._generation.prompt_columns for at in call.column]
         rows = collections.Counter(call.request)
         return [rows[request] == 1 and at > 0
                 for request, at in zip(call.request, call.position)]

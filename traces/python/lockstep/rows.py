@@ -38,7 +38,8 @@ class Phases:
     decoding), the last of which may have been guesses."""
 
     def __init__(self) -> None:
-        self._chose: dict[int, tuple[int, int]] = {}  # by request, first and last position
+        # By request, the positions of the first and the last row that was the last to choose.
+        self._chose: dict[int, tuple[int, int]] = {}
         self._all: set[int] = set()  # requests whose prompt got logits in every row: they tell less
 
     def of(self, owners: Sequence[int], positions: Sequence[int],
@@ -105,15 +106,6 @@ def last_rows(owners: Sequence[int]) -> list[int]:
     return sorted({owner: i for i, owner in enumerate(owners)}.values())
 
 
-def drafts_of(run: PassRows, chosen_at: Mapping[int, set[int]]) -> list[Row]:
-    """Rows whose token somebody guessed (speculative decoding): the row before each is in the same
-    pass and chooses what stands there, which nobody had chosen yet. chosen_at: positions whose row
-    has chosen, by request."""
-    answered = {(row.request, row.position) for row in run.with_logits()}
-    return [row for row in run.rows if (row.request, row.position - 1) in answered
-            and row.position - 1 not in chosen_at.get(row.request, ())]
-
-
 @dataclasses.dataclass
 class _History:
     """What a request was fed and what its rows chose, by position."""
@@ -122,33 +114,49 @@ class _History:
     likely: dict[int, int] = dataclasses.field(default_factory=dict)
     picked: dict[int, int] = dataclasses.field(default_factory=dict)
     prompt: int = 0
-    drafts: list[int] = dataclasses.field(default_factory=list)  # positions, of its last pass
+    # Positions of drafts (speculative decoding): the row before each is in the same pass and
+    # chooses what stands there, where nobody had fed anything. Of its last pass that had any, until
+    # a later one goes on behind them; and all that stayed.
+    drafts: list[int] = dataclasses.field(default_factory=list)
+    stayed: set[int] = dataclasses.field(default_factory=set)
     speculates: bool = False  # some draft had another token in its place
 
-    def begin(self, tokens: Mapping[int, int]) -> None:
-        """Its rows of a pass, by position: from where they differ, drafts before were refused."""
-        first = min(tokens)
-        other = [at for at in self.drafts if at >= first and tokens.get(at) != self.fed[at]]
+    def begin(self, tokens: Mapping[int, int], answered: set[int]) -> None:
+        """Its rows of a pass, by position, and which of them get logits."""
+        other = [at for at in self.drafts if tokens.get(at, self.fed[at]) != self.fed[at]]
         if other and other[0] >= self.prompt:
-            self.speculates = self.speculates or other[0] in tokens
+            self.speculates = True
             self.refuse(other[0])
-        self.drafts = []
+        elif self.drafts and max(tokens) >= self.drafts[-1]:
+            self.stayed.update(self.drafts)
+            self.drafts = []
+        drafts = [at for at in tokens if at - 1 in answered and at not in self.fed]
+        self.drafts = drafts or self.drafts
         self.fed.update(tokens)
 
     def refuse(self, first: int) -> None:
-        """Forgets drafts from a position on, where something else was fed or nothing any more."""
+        """Forgets the pending drafts from a position on, and what they chose."""
         for position in self.drafts:
             if position >= first:
                 for of in (self.fed, self.likely, self.picked):
                     of.pop(position, None)
+        self.stayed.update(at for at in self.drafts if at < first)
+        self.drafts = []
 
-    def end(self, drawn: bool) -> None:
+    def end(self) -> None:
         """Forgets the drafts of the last pass that are not what was chosen."""
-        choices = self.picked if drawn else {**self.likely, **self.picked}
+        choices = {**self.likely, **self.picked}
         for position in self.drafts:
-            if position >= self.prompt and \
-                    choices.get(position - 1, self.fed[position]) != self.fed[position]:
-                return self.refuse(position)
+            if choices.get(position - 1, self.fed[position]) != self.fed[position]:
+                self.refuse(position)
+                return
+
+    def is_forced(self, position: int) -> bool:
+        """Whether somebody else chose that token: a draft that stays though nobody chose it was
+        taken wrongly, by who refuses others."""
+        token = self.fed[position]
+        return self.picked.get(position - 1, token) != token and \
+            not (self.speculates and (position in self.stayed or position in self.drafts))
 
 
 def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
@@ -161,8 +169,7 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     whose first tokens nobody told of, none are named. argmax and
     chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
     are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
-    the last one of each request of which they were; or unless drafts of the request were refused:
-    then nobody forces it.
+    the last one of each request of which they were; or were drafts of who refuses others.
     """
     found: dict[int, Request] = {}
     histories: dict[int, _History] = {}
@@ -171,12 +178,13 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
             if request not in histories:  # else it comes back, with what it was fed before
                 histories[request] = _History(dict(enumerate(tokens)), prompt=len(tokens))
         fed: dict[int, dict[int, int]] = {}
+        answered: dict[int, set[int]] = {}
         for row in run.rows:
             fed.setdefault(row.request, {})[row.position] = row.token
+        for row in run.with_logits():
+            answered.setdefault(row.request, set()).add(row.position)
         for request, tokens in fed.items():
-            histories.setdefault(request, _History()).begin(tokens)
-        for row in drafts_of(run, {request: histories[request].picked for request in fed}):
-            histories[row.request].drafts.append(row.position)
+            histories.setdefault(request, _History()).begin(tokens, answered.get(request, set()))
         for row in run.rows:
             if not row.decode:
                 of = histories[row.request]
@@ -190,12 +198,11 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
         if 0 not in of.fed:
             found[request] = Request(request, [], sampled=drawn)
             continue
-        of.end(drawn)
+        if of.speculates and not drawn:  # else they may as well have been given
+            of.end()
         tokens, end, length = of.fed, of.prompt, max(of.fed) + 1
         after = [tokens[at] for at in range(end, length) if at in tokens]
-        other = any(of.picked.get(at - 1, tokens[at]) != tokens[at]
-                    for at in range(end, length) if at in tokens)
-        forced = other and not drawn and not of.speculates
+        forced = not drawn and any(of.is_forced(at) for at in range(end, length) if at in tokens)
         last = sampled[request] if drawn else of.picked.get(length - 1)
         found[request] = Request(
             request, [tokens[at] for at in range(end) if at in tokens],

@@ -84,8 +84,9 @@ class Writer:
         (from 0), and its request. logit_rows: which rows get logits; else the last one of each
         request. decode: which rows are of decode; else those that go on behind a row that got
         logits, by which something was chosen: a row alone of its request, or several that all get
-        logits, as drafted tokens do. A draft that is refused is fed no more, and the next pass
-        begins at its position. inherited: by request that enters with a cache, the tokens of that.
+        logits, as drafted tokens do, unless all of its prompt did. A draft that is refused is fed
+        no more, and the next pass begins at its position. inherited: by request that enters with a
+        cache, the tokens of that.
         """
         self._check_open()
         count = len(tokens)
