@@ -101,8 +101,7 @@ void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
       for (int32_t p = 0; const int32_t token : inherited.tokens)
         tokens[inherited.request].emplace(p++, token);
   for (const PassRow& r : pass.rows)
-    if (pending_.contains(r.row.request))
-      tokens[r.row.request].emplace(r.row.position, r.token);
+    if (pending_.contains(r.row.request)) tokens[r.row.request].emplace(r.row.position, r.token);
   for (const auto& [request, own] : tokens) {
     const std::vector<Fed>& all = fed_.at(request);
     const std::vector<size_t> drafts = pending_.at(request);
@@ -170,9 +169,8 @@ void TokenFlow::begin(const PassInfo& pass) {
       if (drafting.insert(r.row.request).second) pending.clear();
       pending.push_back(fed.size());
     }
-    fed.push_back({r.row.position, r.token, pass.pass,
-                   text_at(r.row.request, r.row.position - 1), r.phase == Phase::decode,
-                   drafts[i++], after_choice});
+    fed.push_back({r.row.position, r.token, pass.pass, text_at(r.row.request, r.row.position - 1),
+                   r.phase == Phase::decode, drafts[i++], after_choice});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
