@@ -27,6 +27,8 @@ constexpr int kMostSearches = 2, kMostPlaces = 4;
 // against whatever a later pass may suggest (best_causes).
 constexpr int64_t kEnough = 1000;
 constexpr int64_t kMostPasses = 256;
+// Wrong elements of what is taken for an op of another contract: two guesses fit a few by chance.
+constexpr int64_t kLeastAsHf = 64;
 // Places in whose regions causes are searched for.
 constexpr int kMostRegions = 2;
 // Passes in which a place with an explanation is right: a few refute one of all rows.
@@ -118,12 +120,17 @@ void Causes::add(const Pass& pass, const Place& place, const std::set<int32_t>& 
   const bool searches = of.candidates.empty();
   const bool tried = of.searches >= kMostSearches || of.unexplained.of_elements >= kEnough;
   if (of.passes >= kMostPasses || (searches && tried)) return;
-  const auto evidence = Evidence::of(pass, place, requests, manifest_, judge_, oracle_);
+  const auto evidence_as = [&](RoundingContract contract) {
+    return Evidence::of(pass, place, requests, contract, manifest_, judge_, oracle_);
+  };
+  const RoundingContract own = judge_.contract_at(place);
+  const auto evidence = evidence_as(of.taken_as.value_or(own));
   if (!evidence) return;
   ++of.passes;
   of.kinds.merge(evidence->wrong_kinds());
   if (searches) {
-    search(*evidence, of);
+    search(
+        *evidence, [&] { return evidence_as(RoundingContract::hf); }, of);
     return;
   }
   OpInPass op = evidence->op;
@@ -170,10 +177,11 @@ void Causes::add_in_region(const Pass& pass, const Place& place, const std::vect
 
 // A bug may have changed where the op rounds as well. So one that is declared to round on the way
 // is also taken for one that rounds once. What is right then is as good an explanation as any bug
-// that comes no nearer.
-void Causes::search(const Evidence& evidence, OfPlace& of) {
-  const int point = evidence.op.call.place.point->order();
-  const bool all = may_search(evidence.op.call.place);
+// that comes no nearer. And one that is to round once may be a kernel of the usual chain, of which
+// nobody said so: it is held to what that may round.
+void Causes::search(const Evidence& evidence, const EvidenceAsHf& evidence_as_hf, OfPlace& of) {
+  const Place& place = evidence.op.call.place;
+  const bool all = may_search(place);
   ++of.searches;
   const Numbers right_once = evidence.right_once(oracle_);
   Fit none;
@@ -184,16 +192,26 @@ void Causes::search(const Evidence& evidence, OfPlace& of) {
     none = search(evidence, op, right_once, all, of);
     if (!of.candidates.empty()) break;
   }
+  if (of.candidates.empty() && evidence.op.call.contract == RoundingContract::fused) {
+    const auto as_hf = evidence_as_hf();
+    if (as_hf && as_hf->wrong_kinds().empty() && of.right_as_hf < kMostSearches) {
+      --of.searches, ++of.right_as_hf;  // a later pass may show what is wrong with it
+      return;
+    }
+    if (as_hf && as_hf->unexplained().of_elements >= kLeastAsHf)
+      search(*as_hf, as_hf->op, as_hf->right_once(oracle_), all, of);
+    if (!of.candidates.empty()) of.taken_as = RoundingContract::hf;
+  }
   if (of.candidates.empty()) {
     of.unexplained.add(none);
-    if (!all) left_out_.insert({point, evidence.op.call.place.layer});
+    if (!all) left_out_.insert({place.point->order(), place.layer});
     return;
   }
   std::ranges::stable_sort(of.candidates, {}, [](const Candidate& c) { return c.fit.distance(); });
   if (of.candidates.size() > kMostKept) of.candidates.resize(kMostKept);
+  std::vector<Guess>& known = known_[place.point->order()];
   for (const Candidate& candidate : of.candidates)
-    if (std::ranges::count(known_[point], candidate.guess) == 0)
-      known_[point].push_back(candidate.guess);
+    if (std::ranges::count(known, candidate.guess) == 0) known.push_back(candidate.guess);
 }
 
 // Returns what there was to explain.
@@ -203,7 +221,8 @@ Fit Causes::search(const Evidence& evidence, const OpInPass& op, const Numbers& 
   const Fit none = try_guesses(known_[op.call.place.point->order()], *asked, evidence,
                                op.call.contract, right_once, of);
   if (!of.candidates.empty() || !may_search_all) return none;
-  if (op.call.contract == evidence.op.call.contract) ++searched_[op.call.place.point->order()];
+  const Place& place = op.call.place;
+  if (op.call.contract == judge_.contract_at(place)) ++searched_[place.point->order()];
   return try_guesses(asked->guesses(), *asked, evidence, op.call.contract, right_once, of);
 }
 

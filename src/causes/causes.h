@@ -74,8 +74,9 @@ class Causes {
     std::string says;
   };
   struct OfPlace {
-    std::vector<Candidate> candidates;  // that explain what was seen so far
-    int searches = 0;
+    std::vector<Candidate> candidates;         // that explain what was seen so far
+    std::optional<RoundingContract> taken_as;  // by them, instead of what it is judged under
+    int searches = 0, right_as_hf = 0;  // passes that were searched; in which hf explains it all
     int64_t passes = 0, right_passes = 0;
     std::set<bool> kinds;                    // of its wrong nodes: whether they decode
     Fit unexplained;                         // nodes of searches that found nothing
@@ -94,7 +95,9 @@ class Causes {
   static std::vector<Finding::LooksLike> in_words(std::vector<Candidate> good);
   void put_best_into(Result& result) const;
   static std::vector<Finding::LooksLike> region_causes(const OfPlace& of);
-  void search(const Evidence& evidence, OfPlace& of);
+  // The same evidence as of an op of that contract; null where it cannot be of that.
+  using EvidenceAsHf = std::function<std::unique_ptr<Evidence>()>;
+  void search(const Evidence& evidence, const EvidenceAsHf& evidence_as_hf, OfPlace& of);
   // right_once: as Evidence::right_once().
   Fit search(const Evidence& evidence, const OpInPass& op, const Numbers& right_once,
              bool may_search_all, OfPlace& of);

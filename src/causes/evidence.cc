@@ -153,8 +153,9 @@ void Causes::Evidence::put_nodes(const std::set<int32_t>& requests) {
   }
 }
 
-// Rows with an element over its budget are taken, as far apart as they can be.
-void Causes::Evidence::put_few() {
+// Rows with an element over its budget are taken, as far apart as they can be. Of a node that is
+// wrong under another contract (`of_other`) that may be none: then it is right under this one.
+void Causes::Evidence::put_few(bool of_other) {
   std::vector<size_t> wrong;
   wrong_rows_.assign(rows_.size(), false);
   wrong_columns_.assign(row_size_, false);
@@ -171,7 +172,8 @@ void Causes::Evidence::put_few() {
       node.over += over;
       if (over > 0) wrong.push_back(node.rows[r]), wrong_rows_[node.rows[r]] = true;
     }
-    if (node.over == 0) return;  // only all of its elements together are wrong
+    if (of_other) node.is_wrong = node.over > 0;
+    if (node.over == 0 && !of_other) return;  // only all of its elements together are wrong
   }
   const size_t count = std::min(wrong.size(), kFew);
   for (size_t i = 0; i < count; ++i) op.few.push_back(wrong[i * wrong.size() / count]);
@@ -180,16 +182,17 @@ void Causes::Evidence::put_few() {
 
 std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const Place& place,
                                                        const std::set<int32_t>& requests,
+                                                       RoundingContract contract,
                                                        const Manifest& manifest, const Judge& judge,
                                                        Oracle& oracle) {
   const RecordedTensor* got = pass.find(*place.point, place.layer);
   if (got == nullptr || got->data.view().empty() || place.point->is_cache() ||
-      row_of(place.point->op).makes_indices)
+      row_of(place.point->op).makes_indices || !judge.may_be_of(place, contract))
     return nullptr;
   auto evidence = std::make_unique<Evidence>();
   OpInPass& op = evidence->op;
   evidence->rows_ = got->rows;
-  op.call = {.place = place, .dtype = manifest.dtype, .contract = judge.contract_at(place)};
+  op.call = {.place = place, .dtype = manifest.dtype, .contract = contract};
   op.got = got->data.view();
   evidence->row_size_ = op.got.row_size();
   op.page_size = run_facts_of(manifest).page_size;
@@ -220,7 +223,7 @@ std::unique_ptr<Causes::Evidence> Causes::Evidence::of(const Pass& pass, const P
   if (!evidence->judge(op.call.contract, oracle, want, evidence->limit_)) return nullptr;
   op.right = std::move(want);
   evidence->put_nodes(requests);
-  evidence->put_few();
+  evidence->put_few(contract != judge.contract_at(place));
   return evidence;
 }
 

@@ -17,10 +17,11 @@ namespace lockstep {
 
 // Everything is borrowed from the pass; `op` points into it.
 struct Causes::Evidence {
-  // Null where the op's inputs are not there, or it has no arithmetic.
+  // Null where the op's inputs are not there, it has no arithmetic, or it cannot be of the
+  // contract.
   static std::unique_ptr<Evidence> of(const Pass& pass, const Place& place,
-                                      const std::set<int32_t>& requests, const Manifest& manifest,
-                                      const Judge& judge, Oracle& oracle);
+                                      const std::set<int32_t>& requests, RoundingContract contract,
+                                      const Manifest& manifest, const Judge& judge, Oracle& oracle);
 
   // Whether half of what is wrong in the rows op.few lies where the hypothesis has it. `hypothesis`
   // is of these rows alone or of all.
@@ -62,7 +63,7 @@ struct Causes::Evidence {
   std::vector<WrongPart> parts_of_columns() const;
   std::vector<WrongPart> parts_of_shares() const;
   void put_nodes(const std::set<int32_t>& requests);
-  void put_few();
+  void put_few(bool of_other);
 
   std::vector<Row> rows_;
   std::vector<int32_t> tokens_;

@@ -459,6 +459,11 @@ RoundingContract Judge::contract_at(const Place& place) const {
   return candidates.size() > 1 ? ops.contracts().of(*place.point) : candidates.front();
 }
 
+bool Judge::may_be_of(const Place& place, RoundingContract contract) const {
+  return contract == contract_at(place) ||
+         std::ranges::count(state_->op_judge.possible(place), contract) > 0;
+}
+
 std::optional<RoundingContract> Judge::right_as(const Place& place) const {
   const OtherContracts tried = state_->op_judge.other_contracts(place);
   return tried.says_nothing() ? std::nullopt : tried.that_fits();

@@ -102,6 +102,8 @@ class Judge {
   // For who looks into findings as they come: the contract that the place is judged under so far,
   // and what was written to the caches up to the last pass that was judged.
   RoundingContract contract_at(const Place& place) const;
+  // Whether the op of the place can round so at all.
+  bool may_be_of(const Place& place, RoundingContract contract) const;
   const KvHistory& history() const;
   // The strictest other contract under which the nodes of the place that are findings, of which the
   // first few are tried, are all right. Nothing: there is none.

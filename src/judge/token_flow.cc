@@ -77,20 +77,26 @@ std::vector<int32_t> TokenFlow::writers_of(const Inherited& inherited, int64_t p
   return writers;
 }
 
-std::vector<bool> TokenFlow::drafts_of(const PassInfo& pass) const {
+std::vector<TokenFlow::Kind> TokenFlow::kinds_of(const PassInfo& pass) const {
   const std::set<int32_t> answered(pass.logit_rows.begin(), pass.logit_rows.end());
-  std::map<int32_t, int32_t> last;  // row of the pass, by request
-  std::vector<bool> drafts;
+  std::map<int32_t, int32_t> last;        // row of the pass, by request
+  std::map<int32_t, bool> behind_choice;  // whether its first row is of a chosen token, by request
+  std::vector<Kind> kinds;
   for (int32_t i = 0; const PassRow& r : pass.rows) {
     const Row& row = r.row;
     const auto before = last.find(row.request);
-    drafts.push_back(before != last.end() && answered.contains(before->second) &&
-                     pass.rows[before->second].row.position == row.position - 1 &&
-                     !chosen_.contains({row.request, row.position - 1}) &&
-                     text_at(row.request, row.position) == 0);
+    if (before == last.end()) {
+      const auto chosen = chosen_.find({row.request, row.position - 1});
+      behind_choice[row.request] = chosen != chosen_.end() && chosen->second.may_be(r.token);
+    }
+    const bool is_draft = before != last.end() && answered.contains(before->second) &&
+                          pass.rows[before->second].row.position == row.position - 1 &&
+                          text_at(row.request, row.position) == 0 &&
+                          !answered_.contains(text_at(row.request, row.position - 1));
+    kinds.push_back({is_draft, r.phase == Phase::decode || behind_choice[row.request]});
     last[row.request] = i++;
   }
-  return drafts;
+  return kinds;
 }
 
 void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
@@ -105,9 +111,15 @@ void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
   for (const auto& [request, own] : tokens) {
     const std::vector<Fed>& all = fed_.at(request);
     const std::vector<size_t> drafts = pending_.at(request);
+    // Who computes the row again that had chosen it does not refuse it.
+    const auto was_chosen = [&](const Fed& fed) {
+      const auto chosen = chosen_.find({request, fed.position - 1});
+      return own.contains(fed.position - 1) && chosen != chosen_.end() &&
+             chosen->second.may_be(fed.token);
+    };
     const auto replaced = [&](size_t i) {
       const auto now = own.find(all[i].position);
-      return now != own.end() && now->second != all[i].token;
+      return now != own.end() && now->second != all[i].token && !was_chosen(all[i]);
     };
     if (const auto first = std::ranges::find_if(drafts, replaced); first != drafts.end())
       refuse(request, all[*first].position);
@@ -128,11 +140,25 @@ void TokenFlow::refuse(int32_t request, int32_t position) {
   tokens_.at(request).resize(texts_.at(request).size());
 }
 
+void TokenFlow::close(int32_t request) {
+  const auto found = pending_.find(request);
+  if (found == pending_.end()) return;
+  const std::vector<Fed>& all = fed_.at(request);
+  for (const size_t i : found->second) {
+    const auto chosen = chosen_.find({request, all[i].position - 1});
+    if (chosen == chosen_.end() || chosen->second.may_be(all[i].token)) continue;
+    refuse(request, all[i].position);
+    return;
+  }
+  pending_.erase(found);
+}
+
 void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
   refuse_what_others_replace(pass);
-  const std::vector<bool> drafts = drafts_of(pass);
-  std::set<int32_t> drafting;
+  const std::vector<Kind> kinds = kinds_of(pass);
+  for (size_t i = 0; i < kinds.size(); ++i)
+    if (kinds[i].is_draft) close(pass.rows[i].row.request);
   for (const Inherited& inherited : pass.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
@@ -161,16 +187,9 @@ void TokenFlow::begin(const PassInfo& pass) {
     }
     next = r.row.position + 1;
     std::vector<Fed>& fed = fed_[r.row.request];
-    const auto choice = chosen_.lower_bound({r.row.request, 0});
-    const bool after_choice = choice != chosen_.end() && choice->first.first == r.row.request &&
-                              choice->first.second < r.row.position;
-    if (drafts[i]) {
-      std::vector<size_t>& pending = pending_[r.row.request];
-      if (drafting.insert(r.row.request).second) pending.clear();
-      pending.push_back(fed.size());
-    }
+    if (kinds[i].is_draft) pending_[r.row.request].push_back(fed.size());
     fed.push_back({r.row.position, r.token, pass.pass, text_at(r.row.request, r.row.position - 1),
-                   r.phase == Phase::decode, drafts[i++], after_choice});
+                   r.phase == Phase::decode, kinds[i++].may_be_guessed});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
@@ -209,6 +228,11 @@ bool TokenFlow::ends_before(const RequestInfo& info, const Fed& draft) const {
 }
 
 void TokenFlow::finish(const std::vector<RequestInfo>& requests) {
+  // What was chosen behind tokens that a request has gone back from is none of its choices.
+  std::erase_if(chosen_, [this](const auto& chosen) {
+    const auto& [request, position] = chosen.first;
+    return text_at(request, position) == 0;
+  });
   for (const RequestInfo& info : requests) {
     const auto found = pending_.find(info.id);
     if (found == pending_.end() || info.prompt.empty()) continue;
@@ -273,7 +297,7 @@ std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) con
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
-  if (fed.is_refused && (fed.after_choice || p >= prompt)) return;
+  if (fed.is_refused && (fed.may_be_guessed || p >= prompt + info.forced.size())) return;
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});

@@ -55,10 +55,9 @@ class TokenFlow {
     int32_t position, token, pass;
     uint64_t before;  // text; 0: not known
     bool is_decoded;
-    // Fed where nobody had fed anything, in one pass with the row that chooses what stands here.
-    // After a choice of the request somebody guessed it (speculative decoding), and it stays only
-    // if it is what that row chose; before the first one it may be of the prompt.
-    bool is_draft, after_choice;
+    // Behind a token that the request had chosen, or of decode: a draft there was guessed
+    // (speculative decoding). Others may be of a prompt.
+    bool may_be_guessed;
     bool is_refused = false;  // a draft that did not stay
   };
   struct Trouble {
@@ -75,10 +74,18 @@ class TokenFlow {
   static std::optional<Chosen> choice_of(const TopLogits& top, int32_t pass);
   void choose(const Row& row, Chosen chosen);
   void put(int32_t request, int32_t position, int32_t token);
-  // By row of the pass that begins, whether it is a draft.
-  std::vector<bool> drafts_of(const PassInfo& pass) const;
+  // What is asked of a row that is fed. A draft is fed where nobody had fed anything, in one pass
+  // with the row that chooses what stands there, behind tokens of which that is not known yet.
+  struct Kind {
+    bool is_draft, may_be_guessed;
+  };
+  // By row of the pass that begins.
+  std::vector<Kind> kinds_of(const PassInfo& pass) const;
   // Refuses drafts from where a pass feeds, or a request inherits, another token.
   void refuse_what_others_replace(const PassInfo& pass);
+  // Ends the pending drafts of a request that has gone back for another answer: none that was not
+  // chosen had stayed.
+  void close(int32_t request);
   // Takes back the pending drafts of a request from a position on, and what they chose.
   void refuse(int32_t request, int32_t position);
   // Whether a draft that is pending at the end did not stay.

@@ -102,6 +102,7 @@ OPS = {
     "softcap": r"scores capped at 10",
     "softmax_one": r"sink",
     "first_kv_head": r"K/V head 0",
+    "first_kv_head_rounded": r"K/V head 0",
     "window_for_all": r"sliding window of 16",
     "first_page_again": r"first page read for every",
     "rope_one_based": r"off by \+1(, in some of its rows alone)?$",

@@ -357,6 +357,8 @@ class PutBack(Captured):
         path = self.folder / "z.h5"
         with lockstep.capture(model, path):
             self.refused("beams", generated(ids, num_beams=2), model)
+            self.refused("look tokens up", generated(ids, do_sample=True,
+                                                     prompt_lookup_num_tokens=3), model)
             self.refused("input_ids", model, inputs_embeds=model.model.embed_tokens(ids))
             generated(ids, 1)(model)
         self.refused("exists already", lockstep.capture(model, path).__enter__)

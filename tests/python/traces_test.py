@@ -553,6 +553,33 @@ class Requests(InFolder):
             self.assertEqual([(r.tokens, r.argmax) for r in trace.requests],
                              [([30, 31, 32, 33], [30, 31, 32, 33])])
 
+    def test_drafts_that_the_end_refuses_are_known_where_decode_is_said(self):
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for position, tokens, chosen in (0, [8, 9], [30]), (2, [30, 40, 50], [31, 0, 0]):
+                writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                  logit_rows=range(position and len(tokens)) or [1],
+                                  decode=[position > 0] * len(tokens))
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                writer.show("token", None, np.int32(chosen))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.tokens, r.forced) for r in trace.requests], [([30, 31], [])])
+
+    def test_a_second_answer_to_a_prompt_has_its_own_tokens(self):
+        path = self.folder / "x.h5"
+        with lockstep.Writer(path, QWEN3) as writer:
+            for position, tokens, chosen in (
+                    (0, [8, 9], [30]), (2, [30], [31]), (3, [31], [32]), (4, [32], [33]),
+                    (1, [9], [30]), (2, [30, 40], [31, 0]), (3, [31, 50], [32, 0])):
+                decode = None if position == 0 else [position > 1] * len(tokens)
+                writer.begin_pass(tokens, range(position, position + len(tokens)), decode=decode,
+                                  logit_rows=range(position and len(tokens)) or [1])
+                writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                writer.show("token", None, np.int32(chosen))
+        with lockstep.Trace(path) as trace:
+            self.assertEqual([(r.prompt, r.tokens, r.forced) for r in trace.requests],
+                             [([8, 9], [30, 31, 32], [])])
+
     def test_a_text_that_was_given_at_the_end_stays(self):
         path = self.folder / "x.h5"
         with lockstep.Writer(path, QWEN3) as writer:

@@ -21,12 +21,14 @@ class Row:
 class PassRows:
     """A forward pass: its rows, which of them get logits, and what requests enter it with.
 
-    inherited: by request, the tokens of positions 0, 1, ... that another put into the cache.
+    inherited: by request, the tokens of positions 0, 1, ... that another put into the cache. told:
+    somebody said which rows are of decode.
     """
 
     rows: list[Row]
     logit_rows: list[int]
     inherited: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    told: bool = False
 
     def with_logits(self) -> list[Row]:
         return [self.rows[i] for i in self.logit_rows]
@@ -114,24 +116,29 @@ class _History:
     likely: dict[int, int] = dataclasses.field(default_factory=dict)
     picked: dict[int, int] = dataclasses.field(default_factory=dict)
     prompt: int = 0
-    # Positions of drafts (speculative decoding): the row before each is in the same pass and
+    # Drafts (speculative decoding), by position: the row before each is in the same pass and
     # chooses what stands there, where nobody had fed anything. Of its last pass that had any, until
-    # a later one goes on behind them; and all that stayed.
-    drafts: list[int] = dataclasses.field(default_factory=list)
+    # a later one goes on behind them; and the positions of all that stayed.
+    drafts: dict[int, int] = dataclasses.field(default_factory=dict)
     stayed: set[int] = dataclasses.field(default_factory=set)
     speculates: bool = False  # some draft had another token in its place
+    told: bool = False        # somebody said which of its rows are of decode
 
     def begin(self, tokens: Mapping[int, int], answered: set[int]) -> None:
         """Its rows of a pass, by position, and which of them get logits."""
-        other = [at for at in self.drafts if tokens.get(at, self.fed[at]) != self.fed[at]]
+        other = [at for at, draft in self.drafts.items() if tokens.get(at, draft) != draft]
         if other and other[0] >= self.prompt:
             self.speculates = True
             self.refuse(other[0])
-        elif self.drafts and max(tokens) >= self.drafts[-1]:
+        elif self.drafts and max(tokens) >= max(self.drafts):
             self.stayed.update(self.drafts)
-            self.drafts = []
-        drafts = [at for at in tokens if at - 1 in answered and at not in self.fed]
+            self.drafts = {}
+        drafts = {at: token for at, token in tokens.items()
+                  if at - 1 in answered and at not in self.fed}
         self.drafts = drafts or self.drafts
+        if min(tokens) in self.fed:  # it goes back, and what came behind will be computed again
+            for at in [at for at in self.fed if at > max(tokens)]:
+                del self.fed[at]
         self.fed.update(tokens)
 
     def refuse(self, first: int) -> None:
@@ -141,19 +148,19 @@ class _History:
                 for of in (self.fed, self.likely, self.picked):
                     of.pop(position, None)
         self.stayed.update(at for at in self.drafts if at < first)
-        self.drafts = []
+        self.drafts = {}
 
     def end(self) -> None:
         """Forgets the drafts of the last pass that are not what was chosen."""
         choices = {**self.likely, **self.picked}
-        for position in self.drafts:
-            if choices.get(position - 1, self.fed[position]) != self.fed[position]:
+        for position, draft in self.drafts.items():
+            if choices.get(position - 1, draft) != draft:
                 self.refuse(position)
                 return
 
     def is_forced(self, position: int) -> bool:
-        """Whether somebody else chose that token: a draft that stays though nobody chose it was
-        taken wrongly, by who refuses others."""
+        """Whether somebody else chose that token. Who refuses drafts chose those that stay, and one
+        that nobody chose is its mistake."""
         token = self.fed[position]
         return self.picked.get(position - 1, token) != token and \
             not (self.speculates and (position in self.stayed or position in self.drafts))
@@ -169,7 +176,7 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     whose first tokens nobody told of, none are named. argmax and
     chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
     are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
-    the last one of each request of which they were; or were drafts of who refuses others.
+    the last one of each request of which they were; or drafts, of an engine that refuses others.
     """
     found: dict[int, Request] = {}
     histories: dict[int, _History] = {}
@@ -186,9 +193,10 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
         for request, tokens in fed.items():
             histories.setdefault(request, _History()).begin(tokens, answered.get(request, set()))
         for row in run.rows:
+            of = histories[row.request]
             if not row.decode:
-                of = histories[row.request]
                 of.prompt = max(of.prompt, row.position + 1)
+            of.told = of.told or (run.told and row.decode)
         for row, token in best.items():
             histories[row.request].likely[row.position] = token
         for row, token in taken.items():
@@ -198,7 +206,7 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
         if 0 not in of.fed:
             found[request] = Request(request, [], sampled=drawn)
             continue
-        if of.speculates and not drawn:  # else they may as well have been given
+        if (of.speculates or of.told) and not drawn:  # else they may as well have been given
             of.end()
         tokens, end, length = of.fed, of.prompt, max(of.fed) + 1
         after = [tokens[at] for at in range(end, length) if at in tokens]

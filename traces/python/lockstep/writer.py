@@ -105,7 +105,7 @@ class Writer:
         rows = [Row(owner, int(at), int(token), bool(one)) for owner, at, token, one
                 in zip(owners, positions, tokens, later)]
         entering = {int(owner): [int(i) for i in ids] for owner, ids in (inherited or {}).items()}
-        self._passes.append(PassRows(rows, wanted, entering))
+        self._passes.append(PassRows(rows, wanted, entering, told=decode is not None))
         self._runs = runs_of(rows)
         self._seen.clear()
 
