@@ -192,14 +192,18 @@ void Causes::search(const Evidence& evidence, const EvidenceAsHf& evidence_as_hf
     none = search(evidence, op, right_once, all, of);
     if (!of.candidates.empty()) break;
   }
-  if (of.candidates.empty() && evidence.op.call.contract == RoundingContract::fused) {
+  // How a kernel rounds is the same in all layers, and this is as dear as the search before: once.
+  const bool fused = evidence.op.call.contract == RoundingContract::fused;
+  if (of.candidates.empty() && fused && !searched_as_hf_.contains(place.point->order())) {
     const auto as_hf = evidence_as_hf();
     if (as_hf && as_hf->wrong_kinds().empty() && of.right_as_hf < kMostSearches) {
       --of.searches, ++of.right_as_hf;  // a later pass may show what is wrong with it
       return;
     }
-    if (as_hf && as_hf->unexplained().of_elements >= kLeastAsHf)
+    if (as_hf && as_hf->unexplained().of_elements >= kLeastAsHf) {
       search(*as_hf, as_hf->op, as_hf->right_once(oracle_), all, of);
+      if (of.candidates.empty()) searched_as_hf_.insert(place.point->order());
+    }
     if (!of.candidates.empty()) of.taken_as = RoundingContract::hf;
   }
   if (of.candidates.empty()) {

@@ -118,9 +118,10 @@ class Causes {
   Hypotheses& hypotheses_;
   Progress progress_;
   std::map<Key, OfPlace> places_;
-  int regions_ = 0;                          // searched in
-  std::set<Key> left_out_;                   // of whose op not all was tried, as others had it
-  std::map<int, int> searched_;              // searches, by order of the point
+  int regions_ = 0;               // searched in
+  std::set<Key> left_out_;        // of whose op not all was tried, as others had it
+  std::map<int, int> searched_;   // searches, by order of the point
+  std::set<int> searched_as_hf_;  // points at which kernels of that contract were, in vain
   std::map<int, std::vector<Guess>> known_;  // that explained places of a point
 };
 

@@ -228,7 +228,7 @@ bool TokenFlow::ends_before(const RequestInfo& info, const Fed& draft) const {
 }
 
 void TokenFlow::finish(const std::vector<RequestInfo>& requests) {
-  // What was chosen behind tokens that a request has gone back from is none of its choices.
+  // A request has gone back from some tokens: choices behind them are none of its own.
   std::erase_if(chosen_, [this](const auto& chosen) {
     const auto& [request, position] = chosen.first;
     return text_at(request, position) == 0;

@@ -74,7 +74,7 @@ class TokenFlow {
   static std::optional<Chosen> choice_of(const TopLogits& top, int32_t pass);
   void choose(const Row& row, Chosen chosen);
   void put(int32_t request, int32_t position, int32_t token);
-  // What is asked of a row that is fed. A draft is fed where nobody had fed anything, in one pass
+  // How a row is fed. A draft is fed where nobody had fed anything, in one pass
   // with the row that chooses what stands there, behind tokens of which that is not known yet.
   struct Kind {
     bool is_draft, may_be_guessed;
