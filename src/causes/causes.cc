@@ -192,19 +192,25 @@ void Causes::search(const Evidence& evidence, const EvidenceAsHf& evidence_as_hf
     none = search(evidence, op, right_once, all, of);
     if (!of.candidates.empty()) break;
   }
-  // How a kernel rounds is the same in all layers, and this is as dear as the search before: once.
   const bool fused = evidence.op.call.contract == RoundingContract::fused;
-  if (of.candidates.empty() && fused && !searched_as_hf_.contains(place.point->order())) {
-    const auto as_hf = evidence_as_hf();
-    if (as_hf && as_hf->wrong_kinds().empty() && of.right_as_hf < kMostSearches) {
+  const bool may_be_hf = fused && of.right_as_hf < kMostSearches;
+  if (const auto as_hf = of.candidates.empty() && may_be_hf ? evidence_as_hf() : nullptr) {
+    const int point = place.point->order();
+    if (as_hf->unexplained().of_elements < kLeastAsHf) {
       --of.searches, ++of.right_as_hf;  // a later pass may show what is wrong with it
+      if (all) --searched_[point];
+      if (!all) left_out_.insert({point, place.layer});
       return;
     }
-    if (as_hf && as_hf->unexplained().of_elements >= kLeastAsHf) {
-      search(*as_hf, as_hf->op, as_hf->right_once(oracle_), all, of);
-      if (of.candidates.empty()) searched_as_hf_.insert(place.point->order());
+    // How a kernel rounds is the same in all layers, and this is as dear as the search before.
+    const bool once = all && !searched_as_hf_.contains(point);
+    search(*as_hf, as_hf->op, as_hf->right_once(oracle_), once, of);
+    if (once && of.candidates.empty()) searched_as_hf_.insert(point);
+    if (!of.candidates.empty()) {  // what was counted is of another contract
+      of.taken_as = RoundingContract::hf;
+      of.unexplained = {};
+      of.kinds = as_hf->wrong_kinds();
     }
-    if (!of.candidates.empty()) of.taken_as = RoundingContract::hf;
   }
   if (of.candidates.empty()) {
     of.unexplained.add(none);

@@ -77,26 +77,20 @@ std::vector<int32_t> TokenFlow::writers_of(const Inherited& inherited, int64_t p
   return writers;
 }
 
-std::vector<TokenFlow::Kind> TokenFlow::kinds_of(const PassInfo& pass) const {
+std::vector<bool> TokenFlow::drafts_of(const PassInfo& pass) const {
   const std::set<int32_t> answered(pass.logit_rows.begin(), pass.logit_rows.end());
-  std::map<int32_t, int32_t> last;        // row of the pass, by request
-  std::map<int32_t, bool> behind_choice;  // whether its first row is of a chosen token, by request
-  std::vector<Kind> kinds;
+  std::map<int32_t, int32_t> last;  // row of the pass, by request
+  std::vector<bool> drafts;
   for (int32_t i = 0; const PassRow& r : pass.rows) {
     const Row& row = r.row;
     const auto before = last.find(row.request);
-    if (before == last.end()) {
-      const auto chosen = chosen_.find({row.request, row.position - 1});
-      behind_choice[row.request] = chosen != chosen_.end() && chosen->second.may_be(r.token);
-    }
-    const bool is_draft = before != last.end() && answered.contains(before->second) &&
-                          pass.rows[before->second].row.position == row.position - 1 &&
-                          text_at(row.request, row.position) == 0 &&
-                          !answered_.contains(text_at(row.request, row.position - 1));
-    kinds.push_back({is_draft, r.phase == Phase::decode || behind_choice[row.request]});
+    drafts.push_back(before != last.end() && answered.contains(before->second) &&
+                     pass.rows[before->second].row.position == row.position - 1 &&
+                     text_at(row.request, row.position) == 0 &&
+                     !answered_.contains(text_at(row.request, row.position - 1)));
     last[row.request] = i++;
   }
-  return kinds;
+  return drafts;
 }
 
 void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
@@ -109,22 +103,21 @@ void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
   for (const PassRow& r : pass.rows)
     if (pending_.contains(r.row.request)) tokens[r.row.request].emplace(r.row.position, r.token);
   for (const auto& [request, own] : tokens) {
-    const std::vector<Fed>& all = fed_.at(request);
+    std::vector<Fed>& all = fed_.at(request);
     const std::vector<size_t> drafts = pending_.at(request);
-    // Who computes the row again that had chosen it does not refuse it.
-    const auto was_chosen = [&](const Fed& fed) {
-      const auto chosen = chosen_.find({request, fed.position - 1});
-      return own.contains(fed.position - 1) && chosen != chosen_.end() &&
-             chosen->second.may_be(fed.token);
-    };
     const auto replaced = [&](size_t i) {
       const auto now = own.find(all[i].position);
-      return now != own.end() && now->second != all[i].token && !was_chosen(all[i]);
+      return now != own.end() && now->second != all[i].token;
     };
-    if (const auto first = std::ranges::find_if(drafts, replaced); first != drafts.end())
-      refuse(request, all[*first].position);
-    else if (own.rbegin()->first >= all[drafts.back()].position)
+    if (const auto first = std::ranges::find_if(drafts, replaced); first != drafts.end()) {
+      Fed& fed = all[*first];
+      const auto chosen = chosen_.find({request, fed.position - 1});
+      fed.was_chosen = own.contains(fed.position - 1) && chosen != chosen_.end() &&
+                       chosen->second.may_be(fed.token);
+      refuse(request, fed.position);
+    } else if (own.rbegin()->first >= all[drafts.back()].position) {
       pending_.erase(request);
+    }
   }
 }
 
@@ -156,9 +149,9 @@ void TokenFlow::close(int32_t request) {
 void TokenFlow::begin(const PassInfo& pass) {
   trouble_.clear();
   refuse_what_others_replace(pass);
-  const std::vector<Kind> kinds = kinds_of(pass);
-  for (size_t i = 0; i < kinds.size(); ++i)
-    if (kinds[i].is_draft) close(pass.rows[i].row.request);
+  const std::vector<bool> drafts = drafts_of(pass);
+  for (size_t i = 0; i < drafts.size(); ++i)
+    if (drafts[i]) close(pass.rows[i].row.request);
   for (const Inherited& inherited : pass.inherited) {
     next_[inherited.request] = static_cast<int32_t>(inherited.tokens.size());
     for (int32_t p = 0; const int32_t token : inherited.tokens) put(inherited.request, p++, token);
@@ -187,9 +180,9 @@ void TokenFlow::begin(const PassInfo& pass) {
     }
     next = r.row.position + 1;
     std::vector<Fed>& fed = fed_[r.row.request];
-    if (kinds[i].is_draft) pending_[r.row.request].push_back(fed.size());
+    if (drafts[i++]) pending_[r.row.request].push_back(fed.size());
     fed.push_back({r.row.position, r.token, pass.pass, text_at(r.row.request, r.row.position - 1),
-                   r.phase == Phase::decode, kinds[i++].may_be_guessed});
+                   r.phase == Phase::decode});
     put(r.row.request, r.row.position, r.token);
   }
   for (const int32_t i : pass.logit_rows) {
@@ -297,7 +290,10 @@ std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) con
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
-  if (fed.is_refused && (fed.may_be_guessed || p >= prompt + info.forced.size())) return;
+  // What was given is no guess: a prompt, which a later turn makes of decoded rows too, and what
+  // was forced.
+  const bool is_given = p < prompt ? !fed.is_decoded : p < prompt + info.forced.size();
+  if (fed.is_refused && !is_given && (info.sampled || !fed.was_chosen)) return;
   std::optional<int32_t> wanted;
   std::string from = "the prompt has";
   const auto own = chosen_.find({info.id, fed.position - 1});

@@ -55,10 +55,8 @@ class TokenFlow {
     int32_t position, token, pass;
     uint64_t before;  // text; 0: not known
     bool is_decoded;
-    // Behind a token that the request had chosen, or of decode: a draft there was guessed
-    // (speculative decoding). Others may be of a prompt.
-    bool may_be_guessed;
     bool is_refused = false;  // a draft that did not stay
+    bool was_chosen = false;  // one that its row chose, which was computed again with another there
   };
   struct Trouble {
     std::string text;
@@ -74,17 +72,13 @@ class TokenFlow {
   static std::optional<Chosen> choice_of(const TopLogits& top, int32_t pass);
   void choose(const Row& row, Chosen chosen);
   void put(int32_t request, int32_t position, int32_t token);
-  // How a row is fed. A draft is fed where nobody had fed anything, in one pass
-  // with the row that chooses what stands there, behind tokens of which that is not known yet.
-  struct Kind {
-    bool is_draft, may_be_guessed;
-  };
-  // By row of the pass that begins.
-  std::vector<Kind> kinds_of(const PassInfo& pass) const;
+  // By row of the pass that begins, whether it is a draft of speculative decoding: it is fed where
+  // nobody had fed anything, in one pass with the row that chooses what stands there, behind tokens
+  // of which that is not known yet. Rows of a prompt may be the same.
+  std::vector<bool> drafts_of(const PassInfo& pass) const;
   // Refuses drafts from where a pass feeds, or a request inherits, another token.
   void refuse_what_others_replace(const PassInfo& pass);
-  // Ends the pending drafts of a request that has gone back for another answer: none that was not
-  // chosen had stayed.
+  // Ends the pending drafts of a request that has new ones: none that was not chosen had stayed.
   void close(int32_t request);
   // Takes back the pending drafts of a request from a position on, and what they chose.
   void refuse(int32_t request, int32_t position);

@@ -169,6 +169,16 @@ TEST_F(DraftsTest, AreNotWhatIsWrongInAPrompt) {
   expect_wrong_at(9, 1);
 }
 
+// Nor does it that its first row is of a token that was chosen.
+TEST_F(DraftsTest, AreNotWhatIsWrongInATurnBehindAnAnswer) {
+  const int32_t a = chosen_[0];
+  feed(13, {a, 5, 6, 8}, Phase::prefill);
+  feed(15, {6, 7}, Phase::prefill);
+  for (const int32_t token : {a, 5, 6, 7}) run_.requests[0].prompt.push_back(token);
+  name({chosen_.back()});
+  expect_wrong_at(16, 1);
+}
+
 TEST_F(DraftsTest, AreNotWhatWasForcedAndIsReplaced) {
   const std::vector<int32_t> forced = {3, 4, 5};
   run_.passes.clear();

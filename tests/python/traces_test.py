@@ -580,6 +580,22 @@ class Requests(InFolder):
             self.assertEqual([(r.prompt, r.tokens, r.forced) for r in trace.requests],
                              [([8, 9], [30, 31, 32], [])])
 
+    def test_a_prompt_stays_whole(self):
+        """Where the trace ends as it is computed again, and where a turn behind it is its last."""
+        for last, first in (([8, 9, 10], 0), ([30, 50, 60, 70], 4)):
+            path = self.folder / f"{first}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for position, tokens, chosen in ((0, [8, 9, 10, 11], [30]), (first, last, None)):
+                    chosen = chosen or list(range(1, len(tokens) + 1))
+                    writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                      logit_rows=range(len(tokens))[-len(chosen):],
+                                      decode=[False] * len(tokens))
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32(chosen))
+            with lockstep.Trace(path) as trace:
+                self.assertEqual([(r.prompt, r.tokens[:-1]) for r in trace.requests],
+                                 [([8, 9, 10, 11] + last * (first > 0), [])])
+
     def test_a_text_that_was_given_at_the_end_stays(self):
         path = self.folder / "x.h5"
         with lockstep.Writer(path, QWEN3) as writer:

@@ -136,8 +136,8 @@ class _History:
         drafts = {at: token for at, token in tokens.items()
                   if at - 1 in answered and at not in self.fed}
         self.drafts = drafts or self.drafts
-        if min(tokens) in self.fed:  # it goes back, and what came behind will be computed again
-            for at in [at for at in self.fed if at > max(tokens)]:
+        if min(tokens) in self.fed:  # it goes back, and what it decoded will be computed again
+            for at in [at for at in self.fed if at > max(*tokens, self.prompt - 1)]:
                 del self.fed[at]
         self.fed.update(tokens)
 
@@ -154,7 +154,7 @@ class _History:
         """Forgets the drafts of the last pass that are not what was chosen."""
         choices = {**self.likely, **self.picked}
         for position, draft in self.drafts.items():
-            if choices.get(position - 1, draft) != draft:
+            if position >= self.prompt and choices.get(position - 1, draft) != draft:
                 self.refuse(position)
                 return
 

@@ -67,13 +67,13 @@ def generation_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     check((option("num_beams") or 1) == 1 and kwargs.get("assistant_model") is None,
           "generate was asked for beams or an assistant, whose rows change their sequence: capture "
           "it with num_beams=1 and no assistant")
-    check(not option("prompt_lookup_num_tokens") or not option("do_sample"),
-          "generate was asked to look tokens up in the prompt and to draw, and which ones it drew "
-          "is not known where it refused others: capture it with do_sample=False, or without "
-          "prompt_lookup_num_tokens")
+    likeliest = all(option(name) in plain for name, plain in PROCESSORS.items())
+    check(likeliest or not option("prompt_lookup_num_tokens"),
+          "generate was asked to look tokens up in the prompt and not to take the likeliest, and "
+          "which ones it took is not known where it refused others: capture it with do_sample=False "
+          "and no processor of logits, or without prompt_lookup_num_tokens")
     ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
     ends = option("eos_token_id")
     ends = [ends] if isinstance(ends, int) else [] if ends is None else list(ends)
-    return Generation(0 if ids is None else int(ids.shape[1]),
-                      all(option(name) in plain for name, plain in PROCESSORS.items()),
+    return Generation(0 if ids is None else int(ids.shape[1]), likeliest,
                       frozenset(int(end) for end in ends))
