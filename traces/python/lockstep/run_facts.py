@@ -70,8 +70,8 @@ def generation_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     likeliest = all(option(name) in plain for name, plain in PROCESSORS.items())
     check(likeliest or not option("prompt_lookup_num_tokens"),
           "generate was asked to look tokens up in the prompt and not to take the likeliest, and "
-          "which ones it took is not known where it refused others: capture it with do_sample=False "
-          "and no processor of logits, or without prompt_lookup_num_tokens")
+          "which ones it took is not known where it refused others: capture it with "
+          "do_sample=False and no processor of logits, or without prompt_lookup_num_tokens")
     ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
     ends = option("eos_token_id")
     ends = [ends] if isinstance(ends, int) else [] if ends is None else list(ends)
