@@ -290,8 +290,7 @@ std::optional<int32_t> TokenFlow::other_choice(uint64_t text, int32_t token) con
 void TokenFlow::judge_input(const RequestInfo& info, const Fed& fed,
                             std::vector<Finding>& findings) const {
   const size_t p = fed.position, prompt = info.prompt.size();
-  // What was given is no guess: a prompt, which a later turn makes of decoded rows too, and what
-  // was forced.
+  // A prompt and forced tokens are no guesses; a later turn makes decoded rows a prompt too.
   const bool is_given = p < prompt ? !fed.is_decoded : p < prompt + info.forced.size();
   if (fed.is_refused && !is_given && (info.sampled || !fed.was_chosen)) return;
   std::optional<int32_t> wanted;
