@@ -102,7 +102,9 @@ void TokenFlow::refuse_what_others_replace(const PassInfo& pass) {
         tokens[inherited.request].emplace(p++, token);
   for (const PassRow& r : pass.rows)
     if (pending_.contains(r.row.request)) tokens[r.row.request].emplace(r.row.position, r.token);
-  for (const auto& [request, own] : tokens) {
+  for (const auto& of_request : tokens) {
+    const int32_t request = of_request.first;
+    const std::map<int32_t, int32_t>& own = of_request.second;
     std::vector<Fed>& all = fed_.at(request);
     const std::vector<size_t> drafts = pending_.at(request);
     const auto replaced = [&](size_t i) {
