@@ -137,7 +137,8 @@ class _History:
                   if at - 1 in answered and at not in self.fed}
         self.drafts = drafts or self.drafts
         if min(tokens) in self.fed:  # it goes back, and what it decoded will be computed again
-            for at in [at for at in self.fed if at > max(*tokens, self.prompt - 1)]:
+            last = max(*tokens, self.prompt - 1)
+            for at in [at for at in self.fed if at > last]:
                 del self.fed[at]
         self.fed.update(tokens)
 
