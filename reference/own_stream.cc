@@ -93,7 +93,7 @@ const OwnStream& OwnStream::of_this_thread(const c10::Device& device) {
 
 void OwnStream::run(const std::function<void()>& body) const {
   in_torch([&] {
-    const at::AutoDispatchBelowAutograd below;
+    const at::AutoDispatchBelowADInplaceOrView below;
     if (!stream_) return body();
     const c10::StreamGuard guard(*stream_);
     try {
