@@ -158,7 +158,9 @@ TEST_F(Check, HoldsCalibratedClassesToTheLimitsThatTheBaselineKept) {
   EXPECT_EQ(held.limits(), limits);
   for (Baseline::OpClass& row : held.classes)
     if (row.op == OpKind::linear) row.limits.rms = row.reached.rms / 2;
-  const CheckResult result = check_against(held, run_of(requests()), {.path = "held.json"});
+  JudgedRun again = run_of(requests());
+  again.causes = false;  // every product is a finding, and would be searched for them
+  const CheckResult result = check_against(held, again, {.path = "held.json"});
   EXPECT_EQ(result.verdict, CheckResult::Verdict::fail) << result.story;
   EXPECT_EQ(result.failures.front().op_class, OpKind::linear);
   EXPECT_NE(first_failure(result).find("held to calibrated limits"), std::string::npos)

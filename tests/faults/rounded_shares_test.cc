@@ -158,9 +158,10 @@ class RoundedShares : public testing::TestWithParam<DType> {
 };
 
 TEST_P(RoundedShares, AreRightAsTheyAreDeclared) {
-  for (const Kernel& kernel : kRight) {
-    SCOPED_TRACE(kernel.name);
-    const Result result = judged_by(kernel, GetParam(), "hf");
+  for (size_t i = 0; i < std::size(kRight); ++i) {
+    if (!has_turn(i)) continue;
+    SCOPED_TRACE(kRight[i].name);
+    const Result result = judged_by(kRight[i], GetParam(), "hf");
     EXPECT_EQ(wrong_points(result), Points{}) << result.story;
     EXPECT_EQ(result.judged, result.expected);
   }
