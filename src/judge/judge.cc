@@ -179,7 +179,8 @@ Judge::State::State(const Manifest& manifest_, Oracle& oracle_, ReferenceModel* 
                 // Also the inputs of one op, kept before it ran.
                 .partial = !manifest_.selection.empty() || facts.one_op,
                 .full = manifest_.level == TraceLevel::full,
-                .may_saturate = options.may_saturate,
+                // The ops of its own engine, and those in their place, are to store Inf.
+                .may_saturate = options.may_saturate && !is_own_engine(manifest_),
                 .ties = is_own_engine(manifest_) ? Ties::first : Ties::any,
                 .recorded = options.recorded,
                 .contracts = contracts_of(manifest_, facts, options),

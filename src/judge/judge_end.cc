@@ -327,8 +327,8 @@ std::vector<std::string> Judge::State::not_covered() const {
 void Judge::State::note_facts(bool complete) {
   for (const auto& [place, nodes] : overflowing)
     ledger.note(
-        fmt::format("{} overflows in {} nodes, as its exact result does: nonfinite as "
-                    "expected, and no finding",
+        fmt::format("{} overflows in {} nodes, as its exact result does: Inf there, or the largest "
+                    "number of an engine that clamps, is as expected, and no finding",
                     text_of(ledger.places()[place]), nodes));
   note_zeros(manifest.graph, ledger);
   for (const std::string& note : routing.notes()) ledger.note(note);

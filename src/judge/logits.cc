@@ -184,8 +184,11 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
     return;
   }
   // Rounding moves logits, and does not choose among them.
-  const bool explained = !beyond && within(preferred, kExplained * std::sqrt(2.0) * off) &&
-                         got[engine] == *std::ranges::max_element(got);
+  const double most = kExplained * std::sqrt(2.0) * off;
+  const bool explained =
+      !beyond && within(preferred, most) && got[engine] == *std::ranges::max_element(got);
+  if (explained && !within(preferred + got[engine] - got[reference], most))
+    moved_[row.request].insert(row.position);
   // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
@@ -196,18 +199,24 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
 void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
                                  const std::string& finding) {
   for (Flip& flip : flips_[request])
-    if (flip.ancestor.empty() && std::ranges::count(rows, Row{request, flip.position}) > 0)
+    if (flip.ancestor.empty() && std::ranges::count(rows, Row{request, flip.position}) > 0) {
       flip.ancestor = finding;
+      if (moved_[request].contains(flip.position)) say_unexplained(flip);
+    }
 }
 
 void LogitsComparison::choose_wrongly(const Row& row) {
   for (Flip& flip : flips_[row.request]) {
     if (flip.position != row.position) continue;
     if (flip.ancestor.empty()) flip.ancestor = "token";
-    if (!std::exchange(flip.explained, false)) continue;
-    --summary_.explained_flips;
-    ++summary_.unexplained_flips;
+    say_unexplained(flip);
   }
+}
+
+void LogitsComparison::say_unexplained(Flip& flip) {
+  if (!std::exchange(flip.explained, false)) return;
+  --summary_.explained_flips;
+  ++summary_.unexplained_flips;
 }
 
 std::vector<LogitsComparison::Doubt> LogitsComparison::doubts() const {

@@ -3,6 +3,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "probes/recorder.h"
@@ -45,7 +46,8 @@ class LogitsComparison {
   std::vector<Flip> flips(int32_t request) const;
   std::vector<Margin> margins(int32_t request) const;  // in the order in which rows came
   // Says from which finding the request's choices at these rows that differ stem, of which nobody
-  // has said so yet.
+  // has said so yet. Rounding does not explain those whose logits moved by more than it moves them,
+  // however little the fp64 model preferred its own.
   void lead_back(int32_t request, const std::vector<Row>& rows, const std::string& finding);
   // Says that the op which chooses was found wrong at that row: rounding explains no choice there.
   void choose_wrongly(const Row& row);
@@ -59,6 +61,7 @@ class LogitsComparison {
  private:
   void add_row(int32_t pass, const Row& row, int32_t engine, std::span<const double> got,
                std::span<const double> exact, std::span<const double> rounded);
+  void say_unexplained(Flip& flip);
   void add_no_numbers(int32_t pass, const Row& row, int32_t engine, std::span<const double> exact);
 
   DType dtype_;
@@ -69,6 +72,8 @@ class LogitsComparison {
   double largest_kl_ = 0;
   Doubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
   std::map<int32_t, std::vector<Flip>> flips_;
+  // Positions of flips whose two logits moved by more than rounding moves them, by request.
+  std::map<int32_t, std::set<int32_t>> moved_;
   std::map<int32_t, std::vector<Margin>> margins_;
 };
 

@@ -94,7 +94,8 @@ std::string counts_text(const Result& result) {
   say(count_of(result, Verdict::structural), "missing or of another shape");
   say(count_of(result, Verdict::inconclusive), "not judged");
   if (result.excluded > 0)
-    text += fmt::format("; {} elements that are not finite are in no statistic", result.excluded);
+    text += fmt::format("; {} elements that are not finite, or need not be, are in no statistic",
+                        result.excluded);
   return text;
 }
 

@@ -100,10 +100,12 @@ std::string which_nodes(const Result& result, const WrongOp& op) {
     decodes += std::max<int64_t>(std::ssize(r.tokens) - 1, 0);
   if (in_prompt == 0 && past_it == decodes) return "every decode pass, no prefill";
   // Where no pass is of decode there is nothing that they could be told from.
-  std::string text = decodes == 0     ? ""
-                     : in_prompt == 0 ? "past the prompts only"
-                     : past_it == 0   ? "prompts only"
-                                      : "";
+  // Of a cache the position is one that was read, and any pass may read one of a prompt.
+  const bool in_any_pass = op.findings.front()->node.place.point->is_cache();
+  std::string text = decodes == 0                   ? ""
+                     : in_prompt == 0               ? "past the prompts only"
+                     : past_it == 0 && !in_any_pass ? "prompts only"
+                                                    : "";
   if (one_request && result.requests.size() > 1)
     text += fmt::format("{}request {} alone", text.empty() ? "" : ", ",
                         op.findings.front()->node.request);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <string>
 
 namespace lockstep {
 namespace {
@@ -38,6 +40,27 @@ TEST(Choices, InAnotherOrderAreRightWhereNoneWasPromised) {
   EXPECT_FALSE(says_order(any));
   EXPECT_EQ(first.wrong, 2);
   EXPECT_TRUE(says_order(first));
+}
+
+// Row 1 chooses what is the largest of row 0, and of its own first value alone.
+TEST(Choices, OfARuleThatRightRowsDisproveAreNotSaidToFollowIt) {
+  const auto causes = [](const std::vector<float>& last, int32_t chosen) {
+    std::vector<float> values = {5, 1, 0, 0, 1, 5, 4, 0};
+    values.insert(values.end(), last.begin(), last.end());
+    std::set<std::string> says;
+    for (const auto& cause : explained(3, values, {0, 0, chosen}, Ties::first).causes)
+      says.insert(cause.says);
+    return says;
+  };
+  const std::set<std::string> rules = {"the choice of the row -1",
+                                       "the choice of the pass's first row in every row",
+                                       "the largest of the first 1 alone"};
+  const std::set<std::string> open = causes({9, 0, 0, 1}, 0), disproved = causes({0, 0, 9, 1}, 2);
+  for (const std::string& rule : rules) {
+    EXPECT_EQ(open.contains(rule), rule != "the choice of the row -1") << rule;
+    EXPECT_FALSE(disproved.contains(rule)) << rule;
+  }
+  EXPECT_TRUE(disproved.contains("the index -1")) << "which is of that row alone";
 }
 
 TEST(Choices, OfEqualValuesMayBeAnyWhereNoneWasPromised) {

@@ -219,6 +219,21 @@ TEST(Flips, AreLedBackToTheirFinding) {
   EXPECT_EQ(c.flips(0).at(0).ancestor, "layer 1 attn.q");
 }
 
+// The fp64 model may prefer its own token by as little as it likes.
+TEST(Flips, BehindAFindingThatMovedTheirLogitsAreNotOfRounding) {
+  const RecordedTensor exact = logits({1, 3, 2.99}), rounded = logits({1, 3, 3});
+  for (const auto& [second, explained] : {std::pair{3.01, 1}, {5.0, 0}}) {
+    const RecordedTensor got = logits({1, 3, second});
+    LogitsComparison c(DType::bf16);
+    c.add(0, &got, &exact, &rounded);
+    ASSERT_EQ(c.summary()->explained_flips, 1) << "no finding is known yet";
+    c.lead_back(0, {{0, 4}}, "layer 1 attn.q");
+    EXPECT_EQ(c.summary()->explained_flips, explained) << second;
+    EXPECT_EQ(c.summary()->unexplained_flips, 1 - explained) << second;
+    EXPECT_EQ(c.flips(0).at(0).explained, explained == 1) << second;
+  }
+}
+
 TEST(Logits, NothingComparedIsNothing) {
   LogitsComparison c(DType::bf16);
   const RecordedTensor x = logits({1, 2}), y = logits({1, 2, 3});

@@ -68,6 +68,21 @@ TEST(Overflow, OfTheExactResultIsNoFindingAndWhatItMakesNaNIsNotJudged) {
             1);
 }
 
+// Engines may clamp. Those who compute in the place of Lockstep's own ops are told to store Inf.
+TEST(Overflow, IsHeldAtTheLargestNumberByOtherEnginesAlone) {
+  LargeOracle oracle;
+  FakeModel model(DType::f16, [](const Place& p, const PassInfo&, std::vector<double>& v) {
+    if (is_large(p))
+      for (double& x : v) x = std::clamp(x * 1e8, -65504.0, 65504.0);
+  });
+  FakeRun run = fake_run(model, DType::f16);
+  EXPECT_TRUE(judged(run, oracle).findings.empty());
+  run.manifest.provenance["engine"] = "lockstep";
+  const Result own = judged(run, oracle);
+  ASSERT_TRUE(own.first) << own.story;
+  EXPECT_TRUE(is_large(own.first->node.place)) << own.story;
+}
+
 // Bugs after it, in ops that read nothing but NaN: nobody can see them, and nobody says clean.
 TEST(Overflow, IsNeverCleanWhateverComesAfterIt) {
   LargeOracle oracle;

@@ -338,6 +338,19 @@ TEST(ResultScreen, OfACleanRunIsAFewLines) {
   EXPECT_EQ(lines[5], "untested 1: preemption   (--explain untested)") << screen(r, 160);
 }
 
+// A decode pass reads the positions of the prompt, too.
+TEST(ResultScreen, OfACacheDoesNotSayThatPromptsAloneAreWrong) {
+  Result r = result_of(4, kDense);
+  r.findings = {{.node = {{&point("attn.kv"), 2}, 1, 0},
+                 .position = 1,
+                 .verdict = Verdict::structural,
+                 .rule = "reads another row"}};
+  r.first = r.findings.front();
+  place_of(r, "attn.kv", 2).verdict = Verdict::structural;
+  summarise(r);
+  expect_line(screen(r), "  1. layer 2 attn.kv        1 of 7 nodes: request 0 alone");
+}
+
 TEST(ResultScreen, OfNaNShowsTheOriginAndWhatCarriesIt) {
   Result r = result_of(4, kDense);
   Finding nan{.node = {{&point("attn.out"), 2}, 0, 0},
