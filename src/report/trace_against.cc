@@ -164,10 +164,10 @@ Comparison compared_with(TraceReader& other, TraceReader& trace, const InspectOp
   }
   for (const auto& [key, row] : b)
     if (!a.contains(key)) ++places[{std::get<0>(key), std::get<1>(key)}].alone;
-  check(common > 0,
-        "{} and {} have no row with numbers in common in what is selected: both must have been "
-        "recorded with --keep full",
-        options.path, options.against);
+  const bool of_hashes = !in_a.of_hashes.empty() || !in_b.of_hashes.empty();
+  check(common > 0, "{} and {} have no row with numbers in common in what is selected: {}",
+        options.path, options.against,
+        of_hashes ? "both must have been recorded with --keep full" : "select rows that both have");
   for (const auto& [place, sum] : places) {
     const bool all = !in_a.of_hashes.contains(place) && !in_b.of_hashes.contains(place);
     compared.differs = compared.differs || sum.equal < sum.rows || (all && sum.alone > 0);

@@ -270,6 +270,9 @@ TEST_F(Inspect, CallsNothingAlikeThatItDidNotCompare) {
   EXPECT_EQ(open.status, 2) << open.out;
   EXPECT_NE(open.out.find("not compared: 6 selected rows of the two"), std::string::npos)
       << open.out;
+  EXPECT_NE(call_lockstep("inspect " + path_ + " --positions 5000 --against " + other)
+                .err.find("in what is selected: select rows that both have"),
+            std::string::npos);
   std::filesystem::remove_all(other);
 }
 
