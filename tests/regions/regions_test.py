@@ -1,7 +1,7 @@
 """Traces that lack points: right runs are clean, and the first region that holds a bug is named.
 
-python regions_test.py LOCKSTEP, the program that judges. A small part of what table.py runs, and the
-cases of begins_test.py: to load transformers takes longer than they do.
+python regions_test.py LOCKSTEP, the program that judges. A small part of what table.py runs, and
+the cases of begins_test.py: to load transformers takes longer than they do.
 """
 import dataclasses
 import os
