@@ -104,6 +104,14 @@ def grade(result, right, points):
     return ("named" if len(hits) == len(said) else "beside"), said
 
 
+def by_turns(cases):
+    """Of each bug one of the selections that a trace keeps, by turns."""
+    of_bug = {}
+    for case in cases:
+        of_bug.setdefault(case[0], []).append(case)
+    return [rows[turn % len(rows)] for turn, rows in enumerate(of_bug.values())]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -116,14 +124,17 @@ def main():
     parser.add_argument("--want", type=float, default=0, help="least share of the seen to be named")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seconds", type=int, default=0, help="begin no run after so many")
+    table.add_small(parser)
     options = parser.parse_args()
     cases = OPS if options.ops else FAULTS
     rights = table.OPS if options.ops else table.RIGHT
     if options.clean:
         cases = [(f"clean-{i}", list(KEPT)[i % 3], "") for i in range(options.clean)]
     tally = {}
-    cases = [(*case, model, dtype) for case in cases if re.search(options.only, case[0])
-             for model in options.which.split(",") for dtype in options.dtypes.split(",")]
+    cases = [case for case in cases if re.search(options.only, case[0])]
+    cases = by_turns(cases) if table.is_small(options) else cases
+    cases = [(*case, model, dtype) for case in cases
+             for model in table.models_of(options) for dtype in options.dtypes.split(",")]
 
     def work(case):
         bug, kept, _, model, dtype = case

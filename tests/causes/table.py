@@ -15,6 +15,7 @@ import collections
 import concurrent.futures
 import itertools
 import json
+import os
 import pathlib
 import random
 import re
@@ -215,6 +216,19 @@ def grade(result, right):
     return ("named" if any(re.search(right, s) for s in said) else "wrong"), said
 
 
+def add_small(parser):
+    parser.add_argument("--small", default="", help="a model in the place of the others, unless "
+                                                    "LOCKSTEP_WHOLE is set")
+
+
+def is_small(options):
+    return options.small != "" and "LOCKSTEP_WHOLE" not in os.environ
+
+
+def models_of(options):
+    return (options.small if is_small(options) else options.which).split(",")
+
+
 def asked():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -229,6 +243,7 @@ def asked():
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seconds", type=int, default=0, help="begin no run after so many")
     parser.add_argument("--device", default="cpu")
+    add_small(parser)
     return parser.parse_args()
 
 
@@ -246,7 +261,7 @@ def main():
         table = OPS if options.ops else RIGHT
         cases = [(name, model, dtype, next(layers_in_turn))
                  for name in table if re.search(options.only, name)
-                 for model in options.which.split(",") for dtype in options.dtypes.split(",")]
+                 for model in models_of(options) for dtype in options.dtypes.split(",")]
 
         def judged(case):
             name, model, dtype, layer = case

@@ -51,13 +51,17 @@ class Edit:
     quick: bool
 
     @property
+    def kind(self) -> str:
+        """The module that made it."""
+        return getattr(self.write, "__module__", "")
+
+    @property
     def other_by_diff(self) -> bool:
-        """By the module that made it; diff pairs rows and looks neither at pages nor at papers."""
-        module = getattr(self.write, "__module__", "")
-        if module == "wrong_tokens":
+        """By its kind; diff pairs rows and looks neither at pages nor at papers."""
+        if self.kind == "wrong_tokens":
             return self.expect in (DIVERGED, DOUBT) and \
                 not any(fnmatch.fnmatch(self.name, name) for name in SAME_TOKENS)
-        return module in ("wrong_values", "wrong_ops") and self.expect == DIVERGED
+        return self.kind in ("wrong_values", "wrong_ops") and self.expect == DIVERGED
 
 
 EDITS: list[Edit] = []

@@ -17,7 +17,7 @@ import patches
 import trace_file
 from capture import Plan, Runner
 
-QWEN3 = str(pathlib.Path(__file__).resolve().parent.parent / "data/bard-qwen3")
+QWEN3 = str(pathlib.Path(__file__).resolve().parent.parent / "data/tiny/qwen3-default")
 
 
 def beside(x):

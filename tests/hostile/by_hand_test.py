@@ -248,7 +248,7 @@ class ByHand(unittest.TestCase):
         trace = self.folder / "x.trace"
         running = subprocess.Popen(
             [LOCKSTEP, "generate", "-m", TINY, "--format", "json", "--tokens", "1,2,3", "-n",
-             "200", "--ignore-eos", "--keep", "full", "--trace", str(trace)],
+             "60", "--ignore-eos", "--keep", "full", "--trace", str(trace)],
             stdout=subprocess.DEVNULL, env={**os.environ, **work.PREPARED})
         modes = set()
         while running.poll() is None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import support
-from support import QWEN3, ROOT, InFolder
+from support import QWEN3, ROOT, TINY, InFolder
 
 import lockstep
 from lockstep.verdict import find_command
@@ -140,11 +140,11 @@ class Chunked(InFolder):
     """A prompt in three chunks, of which an engine computes the last norm and the logits of the
     last alone, and a decode pass."""
 
-    CHUNKS = [[785, 1429, 23, 77], [1208, 401, 12, 99], [1000, 5]]
+    CHUNKS = [[185, 29, 23, 77], [208, 301, 12, 99], [100, 5]]
 
     @torch.no_grad()
     def write(self, name, before_second=lambda _model: None):
-        model = transformers.AutoModelForCausalLM.from_pretrained(QWEN3, dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
         seen, passes = {}, []
 
         def see(place):
@@ -175,16 +175,16 @@ class Chunked(InFolder):
         return path
 
     def test_passes_without_logits_need_no_last_norm(self):
-        verdict = lockstep.judge(self.write("right.h5"), QWEN3)
+        verdict = lockstep.judge(self.write("right.h5"), TINY)
         self.assertTrue(verdict, verdict)
-        # Of 6 layers 4 points in 4 passes, and of two passes the norm, the logits and the token.
-        places = 4 * 6 * 4 + 2 * 3
+        # Of 3 layers 4 points in 4 passes, and of two passes the norm, the logits and the token.
+        places = 4 * 3 * 4 + 2 * 3
         self.assertEqual((verdict.judged, verdict.expected), (places, places))
 
         def norm(model):
             model.model.layers[2].post_attention_layernorm.variance_epsilon = 1e3
 
-        verdict = lockstep.judge(self.write("wrong.h5", norm), QWEN3)
+        verdict = lockstep.judge(self.write("wrong.h5", norm), TINY)
         self.assertEqual((verdict.first.layer, verdict.first.point), (2, "mlp.norm"), verdict)
         self.assertEqual(verdict.result["first"]["pass"], 1)
 
@@ -192,12 +192,12 @@ class Chunked(InFolder):
         path = self.write("x.h5")
         with h5py.File(path, "a") as file:
             del file["tensors/pass000002/model/final.norm"]
-        verdict = lockstep.judge(path, QWEN3)
+        verdict = lockstep.judge(path, TINY)
         self.assertEqual(verdict.first.point, "final.norm", verdict)
         with h5py.File(path, "a") as file:
             del file["tensors/pass000003/model/final.norm"]
         # No pass has it now, and the logits are judged with it.
-        self.assertTrue(lockstep.judge(path, QWEN3))
+        self.assertTrue(lockstep.judge(path, TINY))
 
 
 if __name__ == "__main__":

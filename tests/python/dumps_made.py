@@ -11,6 +11,8 @@ import pathlib
 import numpy as np
 import torch
 
+LAYERS, HEAD_DIM = 3, 32  # of tests/data/tiny/qwen3-default
+
 
 @dataclasses.dataclass
 class Seen:
@@ -67,14 +69,14 @@ def fused_passes(trace):
             return made.flatten(1)
 
         modules = {"model.embed_tokens": [get("embed")]}
-        for i in range(6):
+        for i in range(LAYERS):
             m = f"model.layers.{i}"
             stream = [get("mlp.residual", i - 1)] if i else []
             modules |= {
                 f"{m}.input_layernorm": [get("attn.norm", i)] + stream,
                 f"{m}.self_attn.qkv_proj": [torch.cat([get(f"attn.{x}", i) for x in "qkv"], 1)],
-                f"{m}.self_attn.q_norm": [get("attn.q_norm", i).reshape(-1, 64)],
-                f"{m}.self_attn.k_norm": [get("attn.k_norm", i).reshape(-1, 64)],
+                f"{m}.self_attn.q_norm": [get("attn.q_norm", i).reshape(-1, HEAD_DIM)],
+                f"{m}.self_attn.k_norm": [get("attn.k_norm", i).reshape(-1, HEAD_DIM)],
                 f"{m}.self_attn.rotary_emb": [get("attn.q_rope", i), get("attn.k_rope", i)],
                 f"{m}.self_attn.attn": [get("attn.out", i)],
                 f"{m}.self_attn.o_proj": [get("attn.o", i)],
@@ -82,7 +84,7 @@ def fused_passes(trace):
                 f"{m}.mlp.gate_up_proj": [torch.cat([get("mlp.gate", i), get("mlp.up", i)], 1)],
                 f"{m}.mlp.act_fn": [get("mlp.act", i)],
                 f"{m}.mlp.down_proj": [get("mlp.down", i)]}
-        modules["model.norm"] = [get("final.norm"), get("mlp.residual", 5)]
+        modules["model.norm"] = [get("final.norm"), get("mlp.residual", LAYERS - 1)]
         modules["logits_processor"] = [get("logits").float()]
         yield Seen(torch.tensor([row.token for row in run.rows]),
                    torch.tensor([row.position for row in run.rows]),
@@ -171,7 +173,7 @@ def vllm_hidden_states(trace, folder: pathlib.Path) -> None:
             own = [i for i, row in enumerate(run.rows) if row.request == request]
             rows += [run.rows[i].token for i in own]
             states.append(torch.stack([tensor_of(trace, number, "mlp.residual", layer)[own]
-                                       for layer in range(6)], 1))
+                                       for layer in range(LAYERS)], 1))
         save_file({"hidden_states": torch.cat(states), "token_ids": torch.tensor(rows)},
                   folder / f"cmpl-{request}.safetensors")
 
@@ -183,8 +185,8 @@ def edge_llm(trace, folder: pathlib.Path) -> None:
     for number, run in enumerate(trace.passes):
         lengths = {row.request: row.position + 1 for row in run.rows}
         content[f"round_{number}.logits"] = tensor_of(trace, number, "logits")
-        for i in range(6):
-            cache = torch.full((len(lengths), 2, 2, 32, 64), torch.nan, dtype=torch.bfloat16)
+        for i in range(LAYERS):
+            cache = torch.full((len(lengths), 2, 2, 32, HEAD_DIM), torch.nan, dtype=torch.bfloat16)
             for b, (request, length) in enumerate(lengths.items()):
                 for before in range(number + 1):
                     for row, (k, v) in zip(trace.passes[before].rows, zip(
@@ -242,7 +244,7 @@ def tensorrt_llm_hooks(trace, folder: pathlib.Path, between: dict[str, str] | No
         save("1.Embedding", "input", "input", seen.tokens)
         save("1.Embedding", "output", "0", seen.modules["model.embed_tokens"][0])
         torch.save(seen.positions, root / f"{number + 1}.Qwen3Model-input.position_ids.pt")
-        for i in range(6):
+        for i in range(LAYERS):
             names = {"1.RMSNorm": "input_layernorm", "2.Qwen3Attention-1.Linear":
                      "self_attn.qkv_proj", "2.Qwen3Attention-2.RMSNorm": "self_attn.q_norm",
                      "2.Qwen3Attention-3.RMSNorm": "self_attn.k_norm",
@@ -271,7 +273,7 @@ def tensorrt_llm_npy(trace, folder: pathlib.Path) -> None:
         root.mkdir(parents=True)
         arrays = {"input_ids": seen.tokens.int(), "position_ids": seen.positions.int(),
                   "request_ids": seen.requests, "logits": seen.modules["logits_processor"][0]}
-        for i in range(6):
+        for i in range(LAYERS):
             for name, module in (("attention", "self_attn.o_proj"), ("mlp", "mlp.down_proj")):
                 arrays[f"transformer.layers.{i}.{name}_output"] = \
                     seen.modules[f"model.layers.{i}.{module}"][0]
@@ -287,7 +289,7 @@ def npz_a_pass(trace, folder: pathlib.Path) -> None:
              "input_layernorm": "attn.norm", "mlp.down_proj": "mlp.down"}
     for number, seen in enumerate(fused_passes(trace)):
         arrays = {"input_ids": seen.tokens[None].numpy(), "position_ids": seen.positions.numpy()}
-        for i in range(6):
+        for i in range(LAYERS):
             for module, point in names.items():
                 arrays[f"model.layers.{i}.{module}"] = trace.tensor(point, i, number=number)[None]
         arrays["model.layers.0.self_attn.q_prj"] = arrays["model.layers.0.self_attn.q_proj"]
@@ -302,6 +304,6 @@ def npy_a_tensor(trace, folder: pathlib.Path) -> None:
         np.save(root / "tokens.npy", seen.tokens.numpy())
         np.save(root / "positions.npy", seen.positions.numpy())
         np.save(root / "embed.npy", trace.tensor("embed", number=number))
-        for i in range(6):
+        for i in range(LAYERS):
             for point in ("attn.norm", "mlp.norm", "mlp.gate"):
                 np.save(root / f"layers.{i}.{point}.npy", trace.tensor(point, i, number=number))

@@ -8,7 +8,7 @@ import torch
 
 import import_test
 import support
-from support import QWEN3
+from support import TINY
 
 import lockstep
 
@@ -24,20 +24,20 @@ class Parts(import_test.Dumped):
         report, out = self.imported("edge-llm", file, tokens=prompts)
         self.assertEqual((report.kind, report.passes), ("edge-llm", 2))
         with lockstep.Trace(out) as trace:
-            self.assert_same(trace, ("attn.k_rope", "attn.v", "logits", "token"), caches=24)
-        right = lockstep.judge(out, QWEN3)
+            self.assert_same(trace, ("attn.k_rope", "attn.v", "logits", "token"), caches=12)
+        right = lockstep.judge(out, TINY)
         self.assertEqual((right.verdict, right.findings), ("clean", ()), right)
         # V of the token of the second round, and K of one of the first.
-        for index, place in (((1, 1, slice(None), 6), "layer 3 attn.v"),
-                             ((0, 0, slice(None), 2), "layer 3 attn.kv")):
+        for index, place in (((1, 1, slice(None), 6), "layer 2 attn.v"),
+                             ((0, 0, slice(None), 2), "layer 2 attn.kv")):
             content = safetensors.torch.load_file(file)
-            kept = content["round_1.layer_3.kv"].clone()
-            content["round_1.layer_3.kv"][index] *= 1.5
+            kept = content["round_1.layer_2.kv"].clone()
+            content["round_1.layer_2.kv"][index] *= 1.5
             safetensors.torch.save_file(content, file)
             _, out = self.imported("edge-llm", file, tokens=prompts)
-            first = lockstep.judge(out, QWEN3).first
+            first = lockstep.judge(out, TINY).first
             self.assertEqual((first.place, first.number), (place, 1), first)
-            safetensors.torch.save_file(content | {"round_1.layer_3.kv": kept}, file)
+            safetensors.torch.save_file(content | {"round_1.layer_2.kv": kept}, file)
 
     def saved_with_padding(self, names):
         """npz files, [batch, column, ...], whose padding holds other numbers than those of rows."""
@@ -61,7 +61,7 @@ class Parts(import_test.Dumped):
         """What a loop over a padded batch saves by hand: its attention_mask says what is what."""
         (self.folder / "dump").mkdir()
         names = {"model.embed_tokens": ("embed", None), "model.norm": ("final.norm", None)}
-        for i in range(6):
+        for i in range(3):
             names |= {f"model.layers.{i}.{name}": (point, i) for name, point in (
                 ("input_layernorm", "attn.norm"), ("self_attn.q_proj", "attn.q"),
                 ("self_attn.k_proj", "attn.k"), ("self_attn.v_proj", "attn.v"),
@@ -73,7 +73,7 @@ class Parts(import_test.Dumped):
                               for run in trace.passes],
                              [[(0, i) for i in range(4)] + [(1, i) for i in range(6)],
                               [(0, 4), (1, 6)]])
-        right = lockstep.judge(out, QWEN3)
+        right = lockstep.judge(out, TINY)
         self.assertEqual((right.verdict, right.judged), ("clean", right.expected), right)
 
     def test_what_each_layer_left_of_each_request(self):
@@ -81,25 +81,25 @@ class Parts(import_test.Dumped):
         self.made("vllm_hidden_states")
         report, out = self.imported("vllm-hidden-states")
         self.assertEqual((report.kind, report.passes, report.tensors),
-                         ("vllm-hidden-states", 2, 12))
+                         ("vllm-hidden-states", 2, 6))
         with lockstep.Trace(out) as trace:
             for request, count in ((0, 5), (1, 7)):
                 for position in range(count):
                     at = {"request": request, "position": position}
-                    np.testing.assert_array_equal(trace.tensor("mlp.residual", 3, **at),
-                                                  self.right.tensor("mlp.residual", 3, **at))
-        right = lockstep.judge(out, QWEN3)
+                    np.testing.assert_array_equal(trace.tensor("mlp.residual", 1, **at),
+                                                  self.right.tensor("mlp.residual", 1, **at))
+        right = lockstep.judge(out, TINY)
         # Without logits nothing that chooses a token is judged.
-        self.assertEqual((right.verdict, right.judged, right.findings), ("inconclusive", 12, ()),
+        self.assertEqual((right.verdict, right.judged, right.findings), ("inconclusive", 6, ()),
                          right)
         file = self.folder / "dump/cmpl-1.safetensors"
         content = safetensors.torch.load_file(file)
-        content["hidden_states"][2, 4, 17] += 2
+        content["hidden_states"][2, 2, 17] += 2
         safetensors.torch.save_file(content, file)
         _, out = self.imported("vllm-hidden-states")
-        first = lockstep.judge(out, QWEN3).first
+        first = lockstep.judge(out, TINY).first
         self.assertEqual((first.place, first.request, first.position),
-                         ("layer 4 mlp.residual", 1, 2), first)
+                         ("layer 2 mlp.residual", 1, 2), first)
 
 
 if __name__ == "__main__":

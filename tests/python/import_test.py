@@ -19,7 +19,7 @@ import torch
 
 import dumps_made
 import support
-from support import QWEN3, InFolder, load, padded, tokens
+from support import TINY, InFolder, load, padded, tokens
 
 import lockstep
 from lockstep import command, mapping
@@ -31,7 +31,6 @@ FUSED = ("embed", "attn.norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "att
          "mlp.gate", "mlp.up", "mlp.act", "mlp.down", "mlp.residual", "final.norm", "logits",
          "token")
 HOOKED = tuple(p for p in FUSED if not p.endswith("_rope"))
-TINY = str(support.DATA / "tiny/qwen3-default")
 # By writer of a dump: the map, and the points that it has.
 MADE = {
     "sglang_dumper": ("sglang", FUSED),
@@ -109,8 +108,8 @@ class Dumped(InFolder):
         """Two requests, a prefill and a step, captured from Hugging Face."""
         cls.base = support.tempfile.TemporaryDirectory()
         path = f"{cls.base.name}/right.h5"
-        ids, mask = padded([4, 6], 4096)
-        cls.model = load(QWEN3)
+        ids, mask = padded([4, 6], 320)
+        cls.model = load(TINY)
         with lockstep.capture(cls.model, path):
             cls.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=2)
         cls.right = lockstep.Trace(path)
@@ -120,7 +119,7 @@ class Dumped(InFolder):
         cls.right.close()
         cls.base.cleanup()
 
-    def imported(self, names, source=None, model=QWEN3, **options):
+    def imported(self, names, source=None, model=TINY, **options):
         out = self.folder / "out.h5"
         out.unlink(missing_ok=True)
         source = self.folder / "dump" if source is None else source
@@ -170,17 +169,17 @@ class Imports(Dumped):
         self.assertIn("q_prj  (nearest: model.layers.N.self_attn.q_proj:out)", str(report))
 
     def test_what_does_not_fit_is_said_and_left_out(self):
-        arrays = {"tokens": np.arange(3), "embed": np.ones((3, 192)), "layers.0.mlp.norm":
-                  np.ones((2, 192), "f4"), "layers.0.attn.norm": np.full((3, 192), 0.1, "f4"),
-                  "layers.9.mlp.up": np.ones((3, 576), "f4"), "layers.1.attn.o":
-                  np.ones((1, 3, 192), "f4"), "names": np.array(["a"])}
+        arrays = {"tokens": np.arange(3), "embed": np.ones((3, 64)), "layers.0.mlp.norm":
+                  np.ones((2, 64), "f4"), "layers.0.attn.norm": np.full((3, 64), 0.1, "f4"),
+                  "layers.9.mlp.up": np.ones((3, 160), "f4"), "layers.1.attn.o":
+                  np.ones((1, 3, 64), "f4"), "names": np.array(["a"])}
         np.savez(self.folder / "x.npz", **arrays)
         report, out = self.imported("points", self.folder / "x.npz")
         with lockstep.Trace(out) as trace:
             self.assertEqual([(t.point, t.layer, t.dtype) for t in trace.tensors],
                              [("attn.norm", 0, "fp32"), ("attn.o", 1, "bf16")])
         said = str(report)
-        for part in ("an array of float64", "mlp.norm of layer 0 is [2, 192], which is not 3 rows",
+        for part in ("an array of float64", "mlp.norm of layer 0 is [2, 64], which is not 3 rows",
                      "are fp32 where the run is bf16, the first: attn.norm of layer 0"):
             self.assertTrue(any(part in what for what in report.skipped + [said]), (part, report))
         self.assertEqual(list(report.unknown), ["names"])
@@ -230,9 +229,9 @@ class Imports(Dumped):
 
     def test_the_first_of_a_place_that_can_be_read_and_fits_is_taken(self):
         arrays = {"tokens": np.arange(3), "layers.0.mlp.norm": np.array([None]),
-                  "layers.0.mlp.norm#1": np.ones((2, 192), "f4"),
-                  "layers.0.mlp.norm#2": np.full((3, 192), 2, "f4"),
-                  "layers.0.mlp.norm#3": np.full((3, 192), 3, "f4")}
+                  "layers.0.mlp.norm#1": np.ones((2, 64), "f4"),
+                  "layers.0.mlp.norm#2": np.full((3, 64), 2, "f4"),
+                  "layers.0.mlp.norm#3": np.full((3, 64), 3, "f4")}
         np.savez(self.folder / "x.npz", **arrays)
         (self.folder / "m.json").write_text(json.dumps({
             "like": "points", "points": [{"match": r"layers\.(\d+)\.mlp\.norm(#\d)?",
@@ -240,12 +239,12 @@ class Imports(Dumped):
         report, out = self.imported(str(self.folder / "m.json"), self.folder / "x.npz")
         with lockstep.Trace(out) as trace:
             self.assertEqual(len(trace.tensors), 1)
-            np.testing.assert_array_equal(trace["mlp.norm", 0], np.full((3, 192), 2))
+            np.testing.assert_array_equal(trace["mlp.norm", 0], np.full((3, 64), 2))
         self.assertEqual(len(report.skipped), 2, report.skipped)
         self.assertIn("objects that are no numbers", report.skipped[0])
 
     def test_files_without_pickles_need_no_torch(self):
-        np.savez(self.folder / "x.npz", tokens=np.arange(3), embed=np.ones((3, 192), "f4"))
+        np.savez(self.folder / "x.npz", tokens=np.arange(3), embed=np.ones((3, 64), "f4"))
         made = subprocess.run([sys.executable, "-c", (
             "import os, sys; sys.modules['torch'] = sys.modules['safetensors'] = None\n"
             "from lockstep import command\n"
@@ -254,18 +253,18 @@ class Imports(Dumped):
             "    status = command.main([source, sys.argv[3], '--map', names, '--model',\n"
             "                           sys.argv[4], '--tokens', '1,2,3'])\n"
             "    assert status == 0\n"), self.folder / "x.npz", self.saved(), self.folder / "o.h5",
-            QWEN3], env=os.environ | {"PYTHONPATH": str(support.PACKAGE)}, capture_output=True,
+            TINY], env=os.environ | {"PYTHONPATH": str(support.PACKAGE)}, capture_output=True,
             text=True, check=False)
         self.assertEqual(made.returncode, 0, made.stderr)
         with lockstep.Trace(self.folder / "o.h5") as trace:
             self.assertEqual(trace.tensors[0].dtype, "bf16")
-            np.testing.assert_array_equal(trace["mlp.down", 0], np.full((3, 192), 1.5))
+            np.testing.assert_array_equal(trace["mlp.down", 0], np.full((3, 64), 1.5))
 
     def saved(self):
         from safetensors.torch import save_file
         path = self.folder / "x.safetensors"
-        save_file({"model.layers.0.mlp.down_proj": torch.full((3, 192), 1.5).bfloat16(),
-                   "model.layers.1.mlp.down_proj": torch.full((3, 192), 1.5).double()}, path)
+        save_file({"model.layers.0.mlp.down_proj": torch.full((3, 64), 1.5).bfloat16(),
+                   "model.layers.1.mlp.down_proj": torch.full((3, 64), 1.5).double()}, path)
         return path
 
     def test_the_old_layout_and_what_is_no_tensor(self):
@@ -288,21 +287,21 @@ class Imports(Dumped):
     def test_a_dump_is_judged_and_a_bug_in_it_named(self):
         self.made("sglang_dumper")
         _, out = self.imported("sglang")
-        verdict = lockstep.judge(out, QWEN3)
+        verdict = lockstep.judge(out, TINY)
         self.assertEqual(verdict.findings, (), verdict)
         self.assertGreaterEqual(verdict.judged / verdict.expected, 0.85)
         file = next((self.folder / "dump").glob(
-            "step=1___*name=non_intrusive__model.layers.4.mlp.down_proj.output___*"))
+            "step=1___*name=non_intrusive__model.layers.2.mlp.down_proj.output___*"))
         content = torch.load(file, weights_only=True)
         content["value"][0, 5] += 1
         torch.save(content, file)
         _, out = self.imported("sglang")
-        first = lockstep.judge(out, QWEN3).first
-        self.assertEqual((first.place, first.number, first.index[1]), ("layer 4 mlp.down", 1, 5))
+        first = lockstep.judge(out, TINY).first
+        self.assertEqual((first.place, first.number, first.index[1]), ("layer 2 mlp.down", 1, 5))
 
     def test_what_the_debugger_of_transformers_wrote(self):
         from transformers.model_debugging_utils import model_addition_debugger_context
-        ids = tokens(7, 3, 4096)
+        ids = tokens(7, 3, 320)
         with model_addition_debugger_context(self.model, debug_path=str(self.folder / "dump"),
                                              do_prune_layers=False, use_repr=False), \
                 torch.no_grad():
@@ -313,7 +312,7 @@ class Imports(Dumped):
             np.testing.assert_array_equal(trace["logits"], logits[0].float().numpy())
             self.assertEqual({info.point for info in trace.tensors}, set(HOOKED))
             self.assertEqual(report.tensors + 1, len(trace.tensors))
-        verdict = lockstep.judge(out, QWEN3)
+        verdict = lockstep.judge(out, TINY)
         self.assertEqual(verdict.findings, (), verdict)
 
     @unittest.skipUnless(importlib.util.find_spec("polygraphy"), "polygraphy is not installed")
@@ -324,7 +323,7 @@ class Imports(Dumped):
         for seen in dumps_made.fused_passes(self.right):
             outputs = {f"/model/layers.{i}/mlp/down_proj/MatMul_output_0":
                        seen.modules[f"model.layers.{i}.mlp.down_proj"][0].float().numpy()
-                       for i in range(6)}
+                       for i in range(3)}
             outputs["logits"] = seen.modules["logits_processor"][0]  # one as torch has it
             iterations.append(IterationResult(outputs, runner_name="trt"))
             inputs.append({"input_ids": seen.tokens[None].numpy(),
@@ -341,14 +340,14 @@ class Imports(Dumped):
         from safetensors.torch import save_file
         tensors = {f"model.layers.{i}.mlp.down_proj": dumps_made.tensor_of(self.right, 0,
                                                                            "mlp.down", i)
-                   for i in range(6)}
+                   for i in range(3)}
         save_file(tensors, self.folder / "run.safetensors")
         rows = self.right.passes[0].rows
         _, out = self.imported("huggingface", self.folder / "run.safetensors",
                                tokens=[row.token for row in rows])
         with lockstep.Trace(out) as trace:
-            np.testing.assert_array_equal(trace["mlp.down", 4],
-                                          self.right.tensor("mlp.down", 4, number=0))
+            np.testing.assert_array_equal(trace["mlp.down", 2],
+                                          self.right.tensor("mlp.down", 2, number=0))
 
 
 class OverRanks(InFolder):
@@ -362,7 +361,7 @@ class OverRanks(InFolder):
     def setUpClass(cls):
         cls.base = support.tempfile.TemporaryDirectory()
         path = f"{cls.base.name}/two.trace"
-        subprocess.run([os.environ["LOCKSTEP"], "run", "--model", QWEN3, "--tp", "2", "--tokens",
+        subprocess.run([os.environ["LOCKSTEP"], "run", "--model", TINY, "--tp", "2", "--tokens",
                         "5,17,300,2", "--tokens", "7,8", "--max-new", "2", "--ignore-eos", "-q",
                         "--keep", "full", "--trace", path], check=True, capture_output=True)
         cls.two = lockstep.Trace(path)
@@ -386,14 +385,14 @@ class OverRanks(InFolder):
                 view.tensor = lambda point, layer=None, number=0, rank=rank, whole=whole: spoil(
                     rank, point, layer, whole(point, layer, number=number).copy())
             getattr(dumps_made, writer)(view, source)
-        return lockstep.import_dump(source, out, names=names, model=QWEN3), out
+        return lockstep.import_dump(source, out, names=names, model=TINY), out
 
     def test_parts_are_joined_and_judged_as_the_run_was(self):
         for writer, (_, reduced) in self.WRITERS.items():
             with self.subTest(writer=writer):
                 report, out = self.dumped(writer)
                 if writer in ("sglang_dumper", "tensorrt_llm_hooks"):  # with partial sums, without
-                    verdict = lockstep.judge(out, QWEN3)
+                    verdict = lockstep.judge(out, TINY)
                     self.assertEqual(verdict.findings, (), verdict)
                     self.assertGreaterEqual(verdict.judged / verdict.expected, 0.7, report)
                 with lockstep.Trace(out) as trace:
@@ -401,27 +400,27 @@ class OverRanks(InFolder):
                     self.assertNotIn("ranks_apart", trace.provenance)
                     shown = {info.point for info in trace.tensors}
                     summed = "attn.o" if reduced else "attn.o_partial"
-                    for point, layer in (("attn.k", 3), ("mlp.gate", 1), (summed, 2)):
+                    for point, layer in (("attn.k", 0), ("mlp.gate", 1), (summed, 2)):
                         np.testing.assert_array_equal(trace.tensor(point, layer, number=0),
                                                       self.two.tensor(point, layer, number=0))
                     self.assertEqual("attn.o_partial" in shown, not reduced)
 
     def test_a_bug_of_one_rank_names_it(self):
         def copy_of_norm(rank, point, layer, values):
-            if (rank, point, layer) == (1, "mlp.norm", 2):
+            if (rank, point, layer) == (1, "mlp.norm", 1):
                 values[-1, 3] += 1
             return values
 
         def gate(rank, point, layer, values):
-            if (rank, point, layer) == (1, "mlp.gate", 4):
+            if (rank, point, layer) == (1, "mlp.gate", 2):
                 values[-1, 3] += 1
             return values
 
         _, out = self.dumped("sglang_dumper", copy_of_norm)
-        self.assertIn("rank 1 leaves rank 0 at layer 2 mlp.norm", lockstep.judge(out, QWEN3).story)
+        self.assertIn("rank 1 leaves rank 0 at layer 1 mlp.norm", lockstep.judge(out, TINY).story)
         _, out = self.dumped("msprobe", gate)
-        verdict = lockstep.judge(out, QWEN3)
-        self.assertEqual(verdict.first.place, "layer 4 mlp.gate", verdict)
+        verdict = lockstep.judge(out, TINY)
+        self.assertEqual(verdict.first.place, "layer 2 mlp.gate", verdict)
         self.assertIn("rank 1", verdict.first.rule)
 
     def test_ranks_that_are_not_all_there_are_refused(self):
@@ -431,12 +430,12 @@ class OverRanks(InFolder):
         for folder in source.glob("step*/rank0"):
             shutil.copytree(folder, folder.with_name("rank2"))
         self.refused("has ranks 0, 2: all from 0 on were wanted", lockstep.import_dump, source,
-                     self.folder / "out.h5", names="vllm", model=QWEN3)
+                     self.folder / "out.h5", names="vllm", model=TINY)
         dumps_made.tensorrt_llm_npy(self.two, self.folder / "npy")
         (self.folder / "npy/PP_1/TP_1").rename(self.folder / "npy/PP_1/TP_2")
         self.refused("each wrote over the files of the others", lockstep.import_dump,
                      self.folder / "npy", self.folder / "out.h5", names="tensorrt-llm",
-                     model=QWEN3)
+                     model=TINY)
 
 
 class Trap:
@@ -454,7 +453,7 @@ class Refused(InFolder):
 
     def import_(self, names="sglang", source=None, **options):
         return lockstep.import_dump(source or self.folder / "dump", self.folder / "out.h5",
-                                    names=names, **{"model": QWEN3, **options})
+                                    names=names, **{"model": TINY, **options})
 
     def setUp(self):
         super().setUp()
@@ -530,7 +529,7 @@ class Refused(InFolder):
 
     def test_what_nothing_can_be_made_of_is_said_by_name(self):
         dump = self.folder / "dump"
-        norm = {"model.layers.0.input_layernorm:out": np.zeros((3, 192), np.float32)}
+        norm = {"model.layers.0.input_layernorm:out": np.zeros((3, 64), np.float32)}
 
         def refused(part, arrays, **options):
             for file in dump.iterdir():
@@ -543,8 +542,8 @@ class Refused(InFolder):
         refused("says not which tokens it was fed", norm)
         refused("besides what its passes were fed", ids)
         refused("input_ids: an array of float64 has no place", {"input_ids": np.arange(3) + 0.5})
-        refused("layers.99.input_layernorm:out is of layer 99, and the model has 6",
-                ids | {"model.layers.99.input_layernorm:out": np.zeros((3, 192), np.float32)})
+        refused("layers.99.input_layernorm:out is of layer 99, and the model has 3",
+                ids | {"model.layers.99.input_layernorm:out": np.zeros((3, 64), np.float32)})
         refused("the map huggingface has no point for 1 of its names, the first other",
                 ids | {"other": np.zeros(3, np.float32)})
         refused("does not look like msprobe: leave --format out", ids | norm, kind="msprobe")
@@ -556,7 +555,7 @@ class Refused(InFolder):
             (dump / "input_ids.npy").rename(dump / "input_ids.txt"), self.import_()))
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            command.main([str(dump), "x.h5", "--map", "sglang", "--model", QWEN3, "--tokens",
+            command.main([str(dump), "x.h5", "--map", "sglang", "--model", TINY, "--tokens",
                           "1,x"])
         self.assertEqual(said.getvalue(),
                          "error: --tokens: ids such as 1,2,3 were wanted, found 'x'\n")
@@ -582,7 +581,7 @@ class Refused(InFolder):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             status = command.main([str(self.folder / "no"), str(self.folder / "out.h5"), "--map",
-                                   "sglang", "--model", QWEN3])
+                                   "sglang", "--model", TINY])
         self.assertEqual(status, 2)
         self.assertRegex(said.getvalue(), r"^error: .* is not there: a dump was wanted\n$")
 

@@ -7,14 +7,16 @@ import unittest
 
 import support
 
+import bare_test
 import capture_test
 import check_op_test
 import import_parts_test
 import import_refused_test
 import import_test
+import two_engines_test
 
 PARTS = {"captured": (capture_test, check_op_test, import_refused_test),
-         "imported": (import_test, import_parts_test)}
+         "imported": (import_test, import_parts_test, bare_test, two_engines_test)}
 
 
 def load_tests(loader, _tests, _pattern):

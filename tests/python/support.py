@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "traces/python"
 DATA = ROOT / "tests/data"
 QWEN3, QWEN25 = str(DATA / "bard-qwen3"), str(DATA / "bard-qwen2.5")
+TINY = str(DATA / "tiny/qwen3-default")
 EXPERTS, SLIDING = str(DATA / "tiny/qwen3-moe"), str(DATA / "tiny/qwen2-sliding")
 sys.path.insert(0, str(PACKAGE))
 

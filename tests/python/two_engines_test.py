@@ -9,7 +9,7 @@ import subprocess
 import unittest
 
 import support
-from support import QWEN3, InFolder, load, padded, tokens
+from support import TINY, InFolder, load, padded, tokens
 
 import lockstep
 
@@ -26,24 +26,24 @@ class TwoEngines(InFolder):
         path = self.folder / name
         prompts = [word for prompt in self.prompts for word in ("--tokens", prompt)]
         made = subprocess.run(
-            [os.environ["LOCKSTEP"], "run", "--model", QWEN3, *prompts, "--max-new", str(STEPS),
+            [os.environ["LOCKSTEP"], "run", "--model", TINY, *prompts, "--max-new", str(STEPS),
              "--keep", "full", "--trace", path, "-q", *options], capture_output=True, text=True,
             check=False)
         self.assertTrue(path.exists(), made.stderr)
         return path
 
     def diff(self, a, b):
-        made = subprocess.run([os.environ["LOCKSTEP"], "diff", a, b, "--model", QWEN3, "--format",
+        made = subprocess.run([os.environ["LOCKSTEP"], "diff", a, b, "--model", TINY, "--format",
                                "json"], capture_output=True, text=True, check=False)
         self.assertTrue(made.stdout, made.stderr)
         return made.returncode, json.loads(made.stdout)
 
     def test_both_are_right_or_one_introduces_an_error(self):
-        ids = tokens(24, 5, 4096)
+        ids = tokens(24, 5, 320)
         self.prompts = [text_of(ids[0])]
         theirs = self.folder / "hf.h5"
-        with lockstep.capture(load(QWEN3), theirs):
-            load(QWEN3).generate(ids, do_sample=False, max_new_tokens=STEPS)
+        with lockstep.capture(load(TINY), theirs):
+            load(TINY).generate(ids, do_sample=False, max_new_tokens=STEPS)
         status, result = self.diff(theirs, self.ours("ours.h5"))
         story = result["story"]
         self.assertEqual((status, result["verdict"]), (0, "noise"), story)
@@ -60,13 +60,13 @@ class TwoEngines(InFolder):
 
     def test_requests_are_known_by_their_tokens(self):
         """Theirs are 0: p, 1: q, 2: p again, 3: r; ours 0: q, 1: s, 2: p, 3: p again."""
-        ids, mask = padded([7, 5, 7, 6], 4096)
+        ids, mask = padded([7, 5, 7, 6], 320)
         ids[2] = ids[0]
         theirs = self.folder / "hf.h5"
-        with lockstep.capture(load(QWEN3), theirs):
-            load(QWEN3).generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=STEPS)
+        with lockstep.capture(load(TINY), theirs):
+            load(TINY).generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=STEPS)
         p, q = text_of(ids[0]), text_of(ids[1][2:])
-        self.prompts = [q, text_of(tokens(9, 77, 4096)[0]), p, p]
+        self.prompts = [q, text_of(tokens(9, 77, 320)[0]), p, p]
         status, result = self.diff(theirs, self.ours("ours.h5"))
         self.assertEqual((status, result["verdict"]), (0, "noise"), result["story"])
         said = [f"request {b} of the second trace has the tokens of request {a} of the first, and "

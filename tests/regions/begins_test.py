@@ -19,7 +19,7 @@ from trace_file import place_order
 from variants import VARIANTS
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
-QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=24, steps=3)
+QWEN3 = Setting(str(DATA / "tiny/qwen3-default"), "bf16", "sdpa", count=24, steps=3)
 
 
 def write(path, trace, inherited, requests):

@@ -1,8 +1,10 @@
 """Traces that lack points: right runs are clean, and the first region that holds a bug is named.
 
-python regions_test.py LOCKSTEP, the program that judges. A small part of what table.py runs.
+python regions_test.py LOCKSTEP, the program that judges. A small part of what table.py runs, and
+the cases of begins_test.py: to load transformers takes longer than they do.
 """
 import dataclasses
+import os
 import pathlib
 import sys
 import tempfile
@@ -10,6 +12,7 @@ import unittest
 
 import torch
 
+import begins_test
 import cases
 import outcomes
 from bugs import BUGS
@@ -19,9 +22,12 @@ from selections import SELECTIONS, Regions, suspects
 from variants import VARIANTS
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
-QWEN3 = Setting(str(DATA / "bard-qwen3"), "bf16", "sdpa", count=12, steps=1)
-QWEN25 = Setting(str(DATA / "bard-qwen2.5"), "bf16", "sdpa", count=12, steps=1)
-FP32 = Setting(str(DATA / "bard-qwen3"), "fp32", "sdpa", count=12, steps=1)
+WHOLE = "LOCKSTEP_WHOLE" in os.environ
+FIRST, SECOND = (str(DATA / name) for name in (
+    ("bard-qwen3", "bard-qwen2.5") if WHOLE else ("tiny/qwen3-default", "tiny/qwen2-default")))
+QWEN3 = Setting(FIRST, "bf16", "sdpa", count=12, steps=1)
+QWEN25 = Setting(SECOND, "bf16", "sdpa", count=12, steps=1)
+FP32 = Setting(FIRST, "fp32", "sdpa", count=12, steps=1)
 
 
 class Judged(unittest.TestCase):
@@ -62,17 +68,20 @@ class Judged(unittest.TestCase):
 
     def test_tokens_alone_name_no_op_where_a_region_is_wide(self):
         # Where a processor's LibTorch rounds otherwise, no token differs: nothing is left to say.
-        setting = dataclasses.replace(QWEN25, count=40, steps=2)
+        setting = dataclasses.replace(QWEN25, folder=str(DATA / "bard-qwen2.5"), count=40, steps=2)
         self.check(setting, BUGS["rope-frequencies-in-bf16"], ["six"], {UNSURE, MISSED})
 
 
 class Graph(unittest.TestCase):
     """Which place is to be named of a bug, as this test works it out."""
 
-    def suspects(self, selection, *wrong):
+    @classmethod
+    def setUpClass(cls):
         runner = cases.run_bug(Setting(QWEN3.folder, "bf16", "sdpa", 3, 1), BUGS["embed-scaled"])
-        graph = cases.trace_of(QWEN3, runner, None, None, {}).graph
-        return suspects(Regions(graph, SELECTIONS[selection]), wrong).first
+        cls.graph = cases.trace_of(QWEN3, runner, None, None, {}).graph
+
+    def suspects(self, selection, *wrong):
+        return suspects(Regions(self.graph, SELECTIONS[selection]), wrong)
 
     def test_first_suspects(self):
         for selection, wrong, first in (
@@ -84,17 +93,20 @@ class Graph(unittest.TestCase):
                 ("streams", (0, (-1, "final.norm")), (-1, "logits")),
                 ("half", (0, (2, "attn.kv")), (2, "attn.out"))):
             with self.subTest(selection=selection, wrong=wrong):
-                self.assertEqual(self.suspects(selection, wrong), (0, first))
+                self.assertEqual(self.suspects(selection, wrong).first, (0, first))
 
     def test_what_went_into_a_cache_is_a_suspect_later(self):
         wrong = [(0, (2, "attn.k_rope")), (1, (2, "mlp.up"))]
-        runner = cases.run_bug(Setting(QWEN3.folder, "bf16", "sdpa", 3, 1), BUGS["embed-scaled"])
-        graph = cases.trace_of(QWEN3, runner, None, None, {}).graph
-        found = suspects(Regions(graph, SELECTIONS["six"]), wrong).all
+        found = self.suspects("six", *wrong).all
         self.assertEqual(found, {(0, (2, "attn.out")), (1, (2, "attn.out")),
                                  (1, (2, "mlp.residual"))})
 
 
+def load_tests(loader, own, _pattern):
+    """The cases of this file and of the other."""
+    return unittest.TestSuite((own, loader.loadTestsFromModule(begins_test)))
+
+
 if __name__ == "__main__":
-    LOCKSTEP = sys.argv.pop()
+    LOCKSTEP = begins_test.LOCKSTEP = sys.argv.pop()
     unittest.main()

@@ -48,7 +48,7 @@ class Output(unittest.TestCase):
                     _, out = call("judge", path, "-m", MODEL)
                     self.assertIn(f"in {path}", " ".join(out.split()))
                     call("judge", path, "-m", MODEL, "--layers", "0")
-                    call("judge", path, "-m", MODEL, "--schema", "hf")
+                    call("judge", path, "-m", MODEL, "--schema", "sglang")
                     self.assertIn("judged: diverged", call("inspect", path)[1],
                                   "a verdict on a part is none on the whole")
                 self.assertEqual(call("inspect", path, "--format", "csv")[1], digests)
