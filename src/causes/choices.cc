@@ -54,7 +54,7 @@ struct Rule {
   std::function<int64_t(int64_t row)> choice;  // -1: it does not say
 };
 
-// What reads other rows, or parts of the vocabulary: of a rank, of a block, or what an index of few
+// They read other rows, or parts of the vocabulary: of a rank, of a block, or what an index of few
 // bits reaches.
 std::vector<Rule> rules_of(const TensorView& values) {
   const int64_t width = values.row_size();
