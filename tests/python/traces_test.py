@@ -553,6 +553,21 @@ class Requests(InFolder):
             self.assertEqual([(r.tokens, r.argmax) for r in trace.requests],
                              [([30, 31, 32, 33], [30, 31, 32, 33])])
 
+    def test_what_was_likely_is_named_of_all_its_choices_or_of_none(self):
+        """Nobody showed the logits of one of them; the next is not put in its place."""
+        for without in range(3):
+            path = self.folder / f"{without}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for number, (position, tokens) in enumerate(((0, [8, 9]), (2, [30]), (3, [31]))):
+                    writer.begin_pass(tokens, range(position, position + len(tokens)))
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32([30 + number]))
+                    if number != without:
+                        writer.show("logits", None, np.eye(1, 4096, 30 + number, dtype="f4"))
+            with lockstep.Trace(path) as trace:
+                self.assertEqual([(r.prompt, r.tokens, r.argmax) for r in trace.requests],
+                                 [([8, 9], [30, 31, 32], [])])
+
     def test_drafts_that_the_end_refuses_are_known_where_decode_is_said(self):
         path = self.folder / "x.h5"
         with lockstep.Writer(path, QWEN3) as writer:
