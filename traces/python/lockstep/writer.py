@@ -36,8 +36,10 @@ class Writer:
             writer.show("attn.q", 3, q)          # [rows of the pass, heads, head_dim]
 
     Tensors are torch's or numpy's, of fp32, bf16, fp16 or integers; row i of one belongs to row i
-    of the pass, of `logits` and `token` to the i-th row that gets logits. Nothing is under `path`
-    before the block has ended without an exception; what is there already is refused.
+    of the pass, of `logits` and `token` to the i-th row that gets logits. `token` is the largest
+    logit's, also where another is drawn: that is fed to the next pass, and `sampled` has the last.
+    Nothing is under `path` before the block has ended without an exception; what is there already
+    is refused.
 
     config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
     config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
