@@ -84,6 +84,7 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
         facts["ranks"] = str(ranks)
     with Writer(out, config, dtype=run, schema=declared, provenance=facts,
                 graph=graph_of(config, ranks)) as writer:
+        writer.say = report.notes.append
         shards = Shards(dimensions(config), ranks)
         importer = Importer(writer, mapping, shards, run, report)
         importer.take(dump, tokens)
