@@ -1,4 +1,5 @@
-"""Dumps of a few tensors a layer, which are judged over all that lies between them.
+"""Dumps of a few tensors a layer, which are judged over all that lies between them, and of rows of
+which some are padding, or at positions that nobody names.
 
 python import_parts_test.py LOCKSTEP
 """
@@ -75,6 +76,35 @@ class Parts(import_test.Dumped):
                               [(0, 4), (1, 6)]])
         right = lockstep.judge(out, TINY)
         self.assertEqual((right.verdict, right.judged), ("clean", right.expected), right)
+
+    def test_positions_that_nobody_names_follow_from_the_order(self):
+        """By request, where these are named; what was taken for granted is said, and what is not
+        known is left out, with all that would have to go on behind it."""
+        (self.folder / "dump").mkdir()
+
+        def dumped(passes):
+            for old in (self.folder / "dump").iterdir():
+                old.unlink()
+            for number, (fed, requests) in enumerate(passes):
+                named = {} if requests is None else {"requests": np.array(requests)}
+                np.savez(self.folder / f"dump/step_{number}.npz", tokens=np.array(fed),
+                         embed=np.ones((len(fed), 192), "f4"), **named)
+            report, out = self.imported("points")
+            with lockstep.Trace(out) as trace:
+                return report.notes, [[(row.request, row.position) for row in run.rows]
+                                      for run in trace.passes]
+
+        notes, rows = dumped([([8, 9, 21], [5, 5, 3]), ([22, 30], [3, 5]), ([31], [5])])
+        self.assertEqual(rows, [[(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 2)], [(0, 3)]])
+        self.assertEqual(notes, ["no positions are named: each row was taken to stand behind those "
+                                 "that its request had so far"])
+        notes, rows = dumped([([8, 9, 21], None), ([30, 31], None)])
+        self.assertEqual(rows, [[(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)]])
+        self.assertIn("neither positions nor requests are named: all rows were taken", notes[0])
+        notes, rows = dumped([([8, 9, 21], [5] * 3), ([30, 31, 32], [5, 3]), ([33], [5])])
+        self.assertEqual(rows, [[(0, 0), (0, 1), (0, 2)]])
+        self.assertIn("pass 1 names 2 requests and no position of its 3 rows", notes[1])
+        self.assertIn("pass 2 names no positions and comes after one that is left out", notes[2])
 
     def test_what_each_layer_left_of_each_request(self):
         """vLLM's connector of hidden states: the region of a layer is the layer."""

@@ -553,6 +553,21 @@ class Requests(InFolder):
             self.assertEqual([(r.tokens, r.argmax) for r in trace.requests],
                              [([30, 31, 32, 33], [30, 31, 32, 33])])
 
+    def test_what_was_likely_is_named_of_all_its_choices_or_of_none(self):
+        """Nobody showed the logits of one of them; the next is not put in its place."""
+        for without in range(3):
+            path = self.folder / f"{without}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for number, (position, tokens) in enumerate(((0, [8, 9]), (2, [30]), (3, [31]))):
+                    writer.begin_pass(tokens, range(position, position + len(tokens)))
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32([30 + number]))
+                    if number != without:
+                        writer.show("logits", None, np.eye(1, 4096, 30 + number, dtype="f4"))
+            with lockstep.Trace(path) as trace:
+                self.assertEqual([(r.prompt, r.tokens, r.argmax) for r in trace.requests],
+                                 [([8, 9], [30, 31, 32], [])])
+
     def test_drafts_that_the_end_refuses_are_known_where_decode_is_said(self):
         path = self.folder / "x.h5"
         with lockstep.Writer(path, QWEN3) as writer:
@@ -597,8 +612,10 @@ class Requests(InFolder):
                                  [([8, 9, 10, 11] + last * (first > 0), [])])
 
     def test_a_text_that_was_given_at_the_end_stays(self):
+        """It counts as forced, and who did not force it is told."""
         path = self.folder / "x.h5"
-        with lockstep.Writer(path, QWEN3) as writer:
+        with self.assertWarnsRegex(UserWarning, "^request 0 was fed tokens that are not those it "
+                                   "chose"), lockstep.Writer(path, QWEN3) as writer:
             for position, tokens, chosen in (0, [8, 9], [30]), (2, [40, 50], [31, 32]):
                 writer.begin_pass(tokens, range(position, position + len(tokens)),
                                   logit_rows=range(position and len(tokens)) or [1])

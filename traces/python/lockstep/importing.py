@@ -84,6 +84,7 @@ def import_dump(source: str | os.PathLike[str], out: str | os.PathLike[str], *,
         facts["ranks"] = str(ranks)
     with Writer(out, config, dtype=run, schema=declared, provenance=facts,
                 graph=graph_of(config, ranks)) as writer:
+        writer.say = report.notes.append
         shards = Shards(dimensions(config), ranks)
         importer = Importer(writer, mapping, shards, run, report)
         importer.take(dump, tokens)
@@ -149,6 +150,7 @@ class Importer:
         self.places = {(node.layer, node.point) for node in writer.graph}
         self.requests = Requests()
         self._all_chose = True
+        self._left_out = False  # some pass is
         self.rows: list[tuple[int, int]] = []  # request and position of each row of the pass
         self._keep: NDArray[np.bool_] | None = None  # rows of its tensors that are no padding
 
@@ -159,14 +161,38 @@ class Importer:
             if ids is not None:
                 tokens = tokens[len(ids.tokens):]
             wanted = list(self._wanted(loads, others))
-            if ids is None:
+            unknown = self._unknown_of(ids)
+            if ids is None or unknown:
+                self._left_out = True
                 self.report.skipped += [f"pass {number}: {key}" for key in loads][:1]
-                self.report.notes.append(f"pass {number} says not which tokens it was fed, and is "
-                                         "left out: dump input_ids too, or name them (--tokens)")
+                self.report.notes.append(f"pass {number} {unknown}")
                 continue
             self._take_pass(ids, wanted)
             for rank, other in enumerate(others, 1):
                 self._compare_ids(rank, ids, self._ids(other, ()))
+
+    def _unknown_of(self, ids: PassIds | None) -> str:
+        """Why nobody can say whose rows those of a pass are; "": they are known, or a note says
+        what they are taken for."""
+        if ids is None:
+            return "says not which tokens it was fed, and is left out: dump input_ids too, or " \
+                "name them (--tokens)"
+        if ids.positions is not None:
+            return ""
+        named, rows = ids.requests, len(ids.tokens)
+        if named is not None and len(named) not in (1, rows):
+            return f"names {len(named)} requests and no position of its {rows} rows, and is left " \
+                "out: dump positions too"
+        if self._left_out:
+            return "names no positions and comes after one that is left out, and so is it: dump " \
+                "positions too"
+        note = "no positions are named: each row was taken to stand behind those that its " \
+            "request had so far" if named is not None else "neither positions nor requests are " \
+            "named: all rows were taken for one request's, each behind the one before; dump " \
+            "both, or a batch's attention_mask, if there were more"
+        if note not in self.report.notes:
+            self.report.notes.append(note)
+        return ""
 
     def _take_pass(self, ids: PassIds, wanted: Sequence[Wanted]) -> None:
         """A tensor at a time, for all of a pass may be more than the memory; logits come first,

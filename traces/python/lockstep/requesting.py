@@ -13,7 +13,7 @@ from lockstep.errors import check
 
 @dataclasses.dataclass(frozen=True)
 class PassIds:
-    """What a dump says of a pass. positions None: they go on from the pass before."""
+    """What a dump says of a pass. positions None: each row stands behind those of its request."""
 
     tokens: NDArray[np.int64]                  # of each row
     positions: NDArray[np.int64] | None        # of each row
@@ -48,8 +48,9 @@ class Requests:
         """Request and position of each row; `logits` is how many rows of these the pass has."""
         rows = len(ids.tokens)
         positions = ids.positions
-        if positions is None:  # one request, which goes on
-            positions = np.arange(rows) + (self._lengths.get(0, 0) if self._next == 1 else 0)
+        if positions is None:  # where no request is named, all rows are one's
+            named = np.broadcast_to(0 if ids.requests is None else ids.requests, rows)
+            positions, ids = self._in_order(named), dataclasses.replace(ids, requests=named)
         check(len(positions) == rows, f"a pass has {rows} tokens and {len(positions)} positions: "
               "the map names something else")
         owners: list[int] = []
@@ -64,6 +65,16 @@ class Requests:
             self._lengths[request] = int(positions[end - 1]) + 1
             owners += [request] * (end - begin)
         return owners, [int(at) for at in positions]
+
+    def _in_order(self, named: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The position of each row: behind those that its request had so far."""
+        ends: dict[int, int] = {}
+        positions = []
+        for own in named.tolist():
+            at = ends.get(own, self._lengths.get(self._by_own.get(own, -1), 0))
+            positions.append(at)
+            ends[own] = at + 1
+        return np.array(positions, np.int64)
 
     def _begins(self, ids: PassIds, positions: NDArray[np.int64], logits: int) -> Sequence[int]:
         """The first row of each request."""

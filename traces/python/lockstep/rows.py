@@ -159,6 +159,13 @@ class _History:
                 self.refuse(position)
                 return
 
+    def likely_from(self, first: int) -> list[int]:
+        """What was most likely at each choice from that position on; nothing where one of these is
+        not known, for the next one would stand in its place."""
+        seen = [at for at in {*self.likely, *self.picked} if first <= at <= max(self.fed)]
+        choices = range(first, max(seen, default=first - 1) + 1)
+        return [self.likely[at] for at in choices] if self.likely.keys() >= set(choices) else []
+
     def is_forced(self, position: int) -> bool:
         """Whether somebody else chose that token. Who refuses drafts chose those that stay, and one
         that nobody chose is its mistake."""
@@ -216,6 +223,5 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
         found[request] = Request(
             request, [tokens[at] for at in range(end) if at in tokens],
             after + ([last] if last is not None else []), after if forced else [],
-            [of.likely[at] for at in range(max(end - 1, 0), length) if at in of.likely],
-            drawn, "")
+            of.likely_from(max(end - 1, 0)), drawn, "")
     return [found[request] for request in sorted(found)]

@@ -82,14 +82,16 @@ class Output:
                            {"seq": np.arange(first, self._count)})
         _add_index_parts(self._index, facts, digests.exponents, *pending.hashes(digests))
 
-    def finish(self, facts: RunFacts) -> None:
-        """Writes all that is no tensor, `complete` last, and seals the file."""
+    def finish(self, facts: RunFacts) -> Sequence[Request]:
+        """Writes all that is no tensor, `complete` last, and seals the file. Returns the requests
+        that it names."""
         with self._trouble("written"):
             begin = self._file.finish(_axes_of)  # tensors have hashes of their own
             with hdf5.reopen(self._path) as file:
-                self._write_tables(file, facts)
+                requests = self._write_tables(file, facts)
                 file.attrs["complete"] = 1
             hdf5.seal(self._path, begin)
+        return requests
 
     def close(self) -> None:
         """Closes the file as it is."""
@@ -109,7 +111,7 @@ class Output:
             raise LockstepError(f"{self._path} cannot be {what} ({one_line(error)}): choose "
                                 "another place for the trace") from error
 
-    def _write_tables(self, file: h5py.File, facts: RunFacts) -> None:
+    def _write_tables(self, file: h5py.File, facts: RunFacts) -> Sequence[Request]:
         passes = facts.passes
         top = [self._top.get(number, {}) for number in range(len(passes))]
         chosen = [self._chosen.get(number, {}) for number in range(len(passes))]
@@ -124,6 +126,7 @@ class Output:
         _write_index(file.create_group("index"), self._index)
         _write_logits(file.create_group("logits"), passes, top, chosen)
         _write_summary(file.create_group("summary"), self._index, len(passes), facts.graph)
+        return requests
 
 
 def _axes_of(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,10 @@ class Writer:
             writer.show("attn.q", 3, q)          # [rows of the pass, heads, head_dim]
 
     Tensors are torch's or numpy's, of fp32, bf16, fp16 or integers; row i of one belongs to row i
-    of the pass, of `logits` and `token` to the i-th row that gets logits. Nothing is under `path`
-    before the block has ended without an exception; what is there already is refused.
+    of the pass, of `logits` and `token` to the i-th row that gets logits. `token` is the largest
+    logit's, also where another is drawn: that is fed to the next pass, and `sampled` has the last.
+    Nothing is under `path` before the block has ended without an exception; what is there already
+    is refused.
 
     config: config.json of the checkpoint as a mapping, its path or folder, or a transformers
     config. dtype: of the run ("bf16"); else that of the first floating tensor. schema: point ->
@@ -60,6 +63,7 @@ class Writer:
         self.requests: list[Request] | None = None  # None: what the passes tell of them
         # Requests whose tokens were drawn and need not be argmax, and which was drawn last.
         self.sampled: dict[int, int] = {}
+        self.say: Callable[[str], None] = warnings.warn  # is told what nobody declared
         self._path, self._part = pathlib.Path(path), part_of(path)
         check(self._path.parent.is_dir(), f"{self._path.parent} is no folder: a trace is written "
               "into one that is there")
@@ -197,7 +201,7 @@ class Writer:
         try:
             check(self._passes, f"{self._path}: no pass was begun: a trace holds one at least")
             self._write_pending()
-            self._file.finish(tables.RunFacts(
+            requests = self._file.finish(tables.RunFacts(
                 self.graph, self._run_dtype(), self.schema, self.provenance, self.selection,
                 self._passes, self.requests, self.sampled,
                 "digest" if self._digests_only else "full"))
@@ -205,6 +209,11 @@ class Writer:
             self._ended = "is closed"
         finally:
             self.abandon()
+        forced = [request.id for request in requests if request.forced]
+        if forced and self.requests is None:
+            self.say(f"request {forced[0]}{' (and others)' * (len(forced) > 1)} was fed tokens "
+                     "that are not those it chose, which the trace has as forced: if nobody forced "
+                     "them, they are a mistake of the engine's, of which no verdict tells")
 
     def abandon(self) -> None:
         """Leaves nothing behind of a trace that was not closed."""
