@@ -102,7 +102,7 @@ class Files(Asked):
 class Told(Asked):
     def test_a_dump_of_another_dtype_than_the_checkpoint_s_names_the_option(self):
         embed = np.full((3, 64), 1 + 2.0**-20, np.float32)  # no number of bf16
-        np.savez(self.dump / "d.npz", tokens=np.arange(3), embed=embed)
+        np.savez(self.dump / "d.npz", tokens=np.arange(3), positions=np.arange(3), embed=embed)
         for dtype, noted in (("bf16", True), ("fp32", False)):
             said = lockstep.import_dump(self.dump, self.folder / f"{dtype}.h5", names="points",
                                         model=self.model, dtype=dtype).notes

@@ -476,6 +476,19 @@ class Requests(InFolder):
                              [(0, [5, 6, 7], [8, 9]), (1, [21], [])])
 
 
+    def test_passes_that_are_left_out_move_no_token_to_another_place(self):
+        """What a request comes back with is its own; where nobody says that, it has no lists."""
+        for inherited, lists in (({0: [5, 6, 7, 8]}, ([5, 6, 7, 8, 9], [30])), ({}, ([], []))):
+            path = self.folder / f"{len(inherited)}.h5"
+            with lockstep.Writer(path, QWEN3) as writer:
+                for tokens, position in ([5, 6], 0), ([9], 4):
+                    writer.begin_pass(tokens, range(position, position + len(tokens)),
+                                      inherited=inherited if position else None)
+                    writer.show("embed", None, np.zeros((len(tokens), 192), "f4"))
+                    writer.show("token", None, np.int32([30]))
+            with lockstep.Trace(path) as trace:
+                self.assertEqual([(r.prompt, r.tokens) for r in trace.requests], [lists])
+
     def test_a_row_alone_is_of_decode_behind_one_that_got_logits(self):
         """The last token of a prompt may be a chunk, or a request's own behind a prefix."""
         path = self.folder / "x.h5"

@@ -181,17 +181,20 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
     The prompt is what requests entered with and what the first passes fed; what a decode row fed is
     a token that was chosen before, or a draft that was chosen in the same pass, and what the last
     row of logits chose is the last. Drafts that were refused are none of its tokens. Of a request
-    whose first tokens nobody told of, none are named. argmax and
-    chosen have, by pass, the most likely and the chosen token of each row of logits, as far as they
-    are known. Tokens that are not the chosen ones were forced, unless they were drawn: sampled has
-    the last one of each request of which they were; or drafts, of an engine that refuses others.
+    of which nobody told some token before its last, none are named. argmax and chosen have, by
+    pass, the most likely and the chosen token of each row of logits, as far as they are known.
+    Tokens that are not the chosen ones were forced, unless they were drawn: sampled has the last
+    one of each request of which they were; or drafts, of an engine that refuses others.
     """
     found: dict[int, Request] = {}
     histories: dict[int, _History] = {}
     for run, best, taken in zip(passes, argmax, chosen):
         for request, tokens in run.inherited.items():
-            if request not in histories:  # else it comes back, with what it was fed before
-                histories[request] = _History(dict(enumerate(tokens)), prompt=len(tokens))
+            found_here = dict(enumerate(tokens))
+            if request not in histories:
+                histories[request] = _History(found_here, prompt=len(tokens))
+            else:  # it comes back, with what it was fed before, or in passes that are left out
+                histories[request].fed = found_here | histories[request].fed
         fed: dict[int, dict[int, int]] = {}
         answered: dict[int, set[int]] = {}
         for row in run.rows:
@@ -211,17 +214,17 @@ def requests_of(passes: Sequence[PassRows], argmax: Sequence[dict[Row, int]],
             histories[row.request].picked[row.position] = token
     for request, of in histories.items():
         drawn = request in sampled
-        if 0 not in of.fed:
-            found[request] = Request(request, [], sampled=drawn)
-            continue
         if (of.speculates or of.told) and not drawn:  # else they may as well have been given
             of.end()
-        tokens, end, length = of.fed, of.prompt, max(of.fed) + 1
-        after = [tokens[at] for at in range(end, length) if at in tokens]
-        forced = not drawn and any(of.is_forced(at) for at in range(end, length) if at in tokens)
+        if not of.fed or len(of.fed) <= max(of.fed):
+            found[request] = Request(request, [], sampled=drawn)
+            continue
+        end, length = of.prompt, len(of.fed)
+        tokens = [of.fed[at] for at in range(length)]
+        forced = not drawn and any(of.is_forced(at) for at in range(end, length))
         last = sampled[request] if drawn else of.picked.get(length - 1)
         found[request] = Request(
-            request, [tokens[at] for at in range(end) if at in tokens],
-            after + ([last] if last is not None else []), after if forced else [],
+            request, tokens[:end], tokens[end:] + ([last] if last is not None else []),
+            tokens[end:] if forced else [],
             of.likely_from(max(end - 1, 0)), drawn, "")
     return [found[request] for request in sorted(found)]
