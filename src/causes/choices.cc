@@ -1,7 +1,7 @@
 // A choice is explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be
 // right, in any order where no order was promised. One index of a row is also held against rules
-// that read other rows and parts of the vocabulary, which must leave the right rows of the pass, of
-// whatever request, as they are.
+// that read other rows and parts of the vocabulary, which must not have more rows of the pass
+// against them than for them.
 #include "src/causes/choices.h"
 
 #include <fmt/format.h>
@@ -22,8 +22,8 @@ namespace {
 
 using Tally = std::map<std::string, int64_t>;
 
-// Right rows of a pass that rules are held against: more would take long, and say little more.
-constexpr size_t kMostRight = 64;
+// Rows of a pass that rules are held against: more would take long, and say little more.
+constexpr int64_t kMostHeld = 32;
 
 // Where an index stands among the values that it is chosen from, the largest first: 0. Of equal
 // values the first one ranks higher, as in kernels/argmax.h and routing.h.
@@ -104,15 +104,25 @@ void explain_choice(const TensorView& values, int64_t row, int64_t index,
     ++tally["a later one of equal values"];
 }
 
-// Leaves out the rules by which a row that chose rightly would have chosen another value.
-void leave_out_disproved(const TensorView& values, int64_t row, int64_t index,
-                         const std::vector<Rule>& rules, Tally& tally) {
-  const int64_t width = values.row_size();
+// Leaves out the rules that more rows of the pass, of whatever request, speak against than for: a
+// bug may have spared some. A right row does by which another value would have been chosen.
+void leave_out_refuted(const TensorView& values, const TensorView& chosen,
+                       const std::vector<Rule>& rules, Tally& tally) {
+  const int64_t width = values.row_size(), step = (values.rows() + kMostHeld - 1) / kMostHeld;
+  std::vector<int64_t> right;  // the choice that would be, of each row that is looked at
   for (const Rule& rule : rules) {
     if (!tally.contains(rule.says)) continue;
-    const int64_t other = rule.choice(row);
-    if (other >= 0 && value_at(values, row * width + other) < value_at(values, row * width + index))
-      tally.erase(rule.says);
+    int64_t refuting = 0, fitting = 0;
+    for (int64_t row = 0, i = 0; row < values.rows(); row += step, ++i) {
+      if (i == std::ssize(right)) right.push_back(largest_of(values, row, 0, width));
+      const int64_t index = chosen.as<const int32_t>()[row], other = rule.choice(row);
+      if (other < 0 || other >= width || index < 0 || index >= width) continue;
+      const double got = value_at(values, row * width + index);
+      const bool is_right = got == value_at(values, row * width + right[i]);
+      refuting += is_right && value_at(values, row * width + other) < got ? 1 : 0;
+      fitting += !is_right && other == index ? 1 : 0;
+    }
+    if (refuting > fitting) tally.erase(rule.says);
   }
 }
 
@@ -139,14 +149,10 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
   const TensorView chosen = got.data;
   const int64_t k = chosen.row_size(), width = values.row_size();
   const std::vector<Rule> rules = k == 1 ? rules_of(values) : std::vector<Rule>{};
-  std::vector<int64_t> right;
   for (size_t r = 0; r < got.rows.size(); ++r) {
-    const int64_t row = r;
-    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) {
-      if (k == 1 && right.size() < kMostRight) right.push_back(row);
-      continue;
-    }
     if (got.rows[r].request != request) continue;
+    const int64_t row = r;
+    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) continue;
     ++node.wrong;
     std::vector<int64_t> ranks;
     for (int64_t c = 0; c < k; ++c)
@@ -175,8 +181,7 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     if (others && k > 1 && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
       ++tally["the right choices in another order"];
   }
-  for (const int64_t row : right)
-    leave_out_disproved(values, row, chosen.as<const int32_t>()[row], rules, tally);
+  if (k == 1) leave_out_refuted(values, chosen, rules, tally);
   for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
   return node;
 }

@@ -325,11 +325,13 @@ std::vector<std::string> Judge::State::not_covered() const {
 }
 
 void Judge::State::note_facts(bool complete) {
+  const bool may_clamp = options.may_saturate && !is_own_engine(manifest);
   for (const auto& [place, nodes] : overflowing)
-    ledger.note(
-        fmt::format("{} overflows in {} nodes, as its exact result does: Inf there, or the largest "
-                    "number of an engine that clamps, is as expected, and no finding",
-                    text_of(ledger.places()[place]), nodes));
+    ledger.note(fmt::format(
+        "{} overflows in {} nodes, as its exact result does: {} as expected, and "
+        "no finding",
+        text_of(ledger.places()[place]), nodes,
+        may_clamp ? "Inf there, or the largest number of an engine that clamps, is" : "nonfinite"));
   note_zeros(manifest.graph, ledger);
   for (const std::string& note : routing.notes()) ledger.note(note);
   for (const auto& [request, positions] : history.adopted())

@@ -147,7 +147,7 @@ void LogitsComparison::add_no_numbers(int32_t pass, const Row& row, int32_t engi
   if (summary_.unexplained_flips++ == 0) unexplained_ = {.row = row, .pass = pass};
   if (summary_.compared++ == summary_.argmax_equal) first_flip_ = {.row = row, .pass = pass};
   flips_[row.request].push_back(
-      {row.position, engine, argmax(exact), std::numeric_limits<double>::infinity(), false, ""});
+      {{row.position, engine, argmax(exact), std::numeric_limits<double>::infinity(), false, ""}});
 }
 
 // A flip is explained when the fp64 model preferred its token by less than rounding moves a
@@ -187,26 +187,26 @@ void LogitsComparison::add_row(int32_t pass, const Row& row, int32_t engine,
   const double most = kExplained * std::sqrt(2.0) * off;
   const bool explained =
       !beyond && within(preferred, most) && got[engine] == *std::ranges::max_element(got);
-  if (explained && !within(preferred + got[engine] - got[reference], most))
-    moved_[row.request].insert(row.position);
+  const bool moved = explained && !within(preferred + got[engine] - got[reference], most);
   // The first row of each kind is kept, as the place where somebody would look.
   if (summary_.compared - summary_.argmax_equal == 1) first_flip_ = {.row = row, .pass = pass};
   if (!explained && summary_.unexplained_flips == 0) unexplained_ = {.row = row, .pass = pass};
   ++(explained ? summary_.explained_flips : summary_.unexplained_flips);
-  flips_[row.request].push_back({row.position, engine, reference, preferred / unit, explained, ""});
+  flips_[row.request].push_back(
+      {{row.position, engine, reference, preferred / unit, explained, ""}, moved});
 }
 
 void LogitsComparison::lead_back(int32_t request, const std::vector<Row>& rows,
                                  const std::string& finding) {
-  for (Flip& flip : flips_[request])
+  for (auto& [flip, moved] : flips_[request])
     if (flip.ancestor.empty() && std::ranges::count(rows, Row{request, flip.position}) > 0) {
       flip.ancestor = finding;
-      if (moved_[request].contains(flip.position)) say_unexplained(flip);
+      if (moved) say_unexplained(flip);
     }
 }
 
 void LogitsComparison::choose_wrongly(const Row& row) {
-  for (Flip& flip : flips_[row.request]) {
+  for (auto& [flip, moved] : flips_[row.request]) {
     if (flip.position != row.position) continue;
     if (flip.ancestor.empty()) flip.ancestor = "token";
     say_unexplained(flip);
@@ -260,8 +260,10 @@ std::vector<Margin> LogitsComparison::margins(int32_t request) const {
 }
 
 std::vector<Flip> LogitsComparison::flips(int32_t request) const {
-  const auto found = flips_.find(request);
-  return found == flips_.end() ? std::vector<Flip>{} : found->second;
+  std::vector<Flip> flips;
+  if (const auto found = flips_.find(request); found != flips_.end())
+    for (const Seen& seen : found->second) flips.push_back(seen.flip);
+  return flips;
 }
 
 }  // namespace lockstep

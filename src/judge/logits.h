@@ -3,7 +3,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "probes/recorder.h"
@@ -59,9 +58,13 @@ class LogitsComparison {
   std::vector<Doubt> doubts() const;
 
  private:
+  struct Seen {
+    Flip flip;
+    bool moved = false;  // the two logits did, by more than rounding moves them
+  };
+  void say_unexplained(Flip& flip);
   void add_row(int32_t pass, const Row& row, int32_t engine, std::span<const double> got,
                std::span<const double> exact, std::span<const double> rounded);
-  void say_unexplained(Flip& flip);
   void add_no_numbers(int32_t pass, const Row& row, int32_t engine, std::span<const double> exact);
 
   DType dtype_;
@@ -71,9 +74,7 @@ class LogitsComparison {
   std::vector<double> divergences_;  // of which kl_sum_ is the sum
   double largest_kl_ = 0;
   Doubt unexplained_, first_flip_, divergent_;  // of which the statistics are made at the end
-  std::map<int32_t, std::vector<Flip>> flips_;
-  // Positions of flips whose two logits moved by more than rounding moves them, by request.
-  std::map<int32_t, std::set<int32_t>> moved_;
+  std::map<int32_t, std::vector<Seen>> flips_;
   std::map<int32_t, std::vector<Margin>> margins_;
 };
 

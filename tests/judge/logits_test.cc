@@ -234,6 +234,20 @@ TEST(Flips, BehindAFindingThatMovedTheirLogitsAreNotOfRounding) {
   }
 }
 
+// A row that comes twice has a flip of its own each time.
+TEST(Flips, OfARowThatCameTwiceAreEachOfTheirOwnLogits) {
+  const RecordedTensor exact = logits({1, 3, 2.99}), rounded = logits({1, 3, 3});
+  LogitsComparison c(DType::bf16);
+  for (const double second : {3.01, 5.0}) {
+    const RecordedTensor got = logits({1, 3, second});
+    c.add(0, &got, &exact, &rounded);
+  }
+  c.lead_back(0, {{0, 4}}, "layer 1 attn.q");
+  ASSERT_EQ(c.flips(0).size(), 2u);
+  EXPECT_TRUE(c.flips(0)[0].explained);
+  EXPECT_FALSE(c.flips(0)[1].explained);
+}
+
 TEST(Logits, NothingComparedIsNothing) {
   LogitsComparison c(DType::bf16);
   const RecordedTensor x = logits({1, 2}), y = logits({1, 2, 3});

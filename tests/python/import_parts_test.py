@@ -88,7 +88,7 @@ class Parts(import_test.Dumped):
             for number, (fed, requests) in enumerate(passes):
                 named = {} if requests is None else {"requests": np.array(requests)}
                 np.savez(self.folder / f"dump/step_{number}.npz", tokens=np.array(fed),
-                         embed=np.ones((len(fed), 192), "f4"), **named)
+                         embed=np.ones((len(fed), 64), "f4"), **named)
             report, out = self.imported("points")
             with lockstep.Trace(out) as trace:
                 return report.notes, [[(row.request, row.position) for row in run.rows]
