@@ -101,6 +101,12 @@ class Parts(import_test.Dumped):
         notes, rows = dumped([([8, 9, 21], None), ([30, 31], None)])
         self.assertEqual(rows, [[(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)]])
         self.assertIn("neither positions nor requests are named: all rows were taken", notes[0])
+        notes, rows = dumped([([8, 9], [5, 5]), ([30], None)])
+        self.assertEqual(rows, [[(0, 0), (0, 1)], [(0, 2)]])  # the one that is there
+        notes, rows = dumped([([8, 9], [5, 3]), ([30], None)])
+        self.assertEqual(rows, [[(0, 0), (1, 0)]])
+        self.assertIn("pass 1 names neither positions nor requests, of which there are several",
+                      notes[1])
         notes, rows = dumped([([8, 9, 21], [5] * 3), ([30, 31, 32], [5, 3]), ([33], [5])])
         self.assertEqual(rows, [[(0, 0), (0, 1), (0, 2)]])
         self.assertIn("pass 1 names 2 requests and no position of its 3 rows", notes[1])

@@ -627,8 +627,8 @@ class Requests(InFolder):
     def test_a_text_that_was_given_at_the_end_stays(self):
         """It counts as forced, and who did not force it is told."""
         path = self.folder / "x.h5"
-        with self.assertWarnsRegex(UserWarning, "^request 0 was fed tokens that are not those it "
-                                   "chose"), lockstep.Writer(path, QWEN3) as writer:
+        with self.assertWarnsRegex(UserWarning, "x.h5: request 0 was fed tokens that it did not "
+                                   "choose"), lockstep.Writer(path, QWEN3) as writer:
             for position, tokens, chosen in (0, [8, 9], [30]), (2, [40, 50], [31, 32]):
                 writer.begin_pass(tokens, range(position, position + len(tokens)),
                                   logit_rows=range(position and len(tokens)) or [1])

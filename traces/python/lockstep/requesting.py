@@ -49,7 +49,7 @@ class Requests:
         rows = len(ids.tokens)
         positions = ids.positions
         if positions is None:  # where no request is named, all rows are one's
-            named = np.broadcast_to(0 if ids.requests is None else ids.requests, rows)
+            named = np.broadcast_to(self._alone() if ids.requests is None else ids.requests, rows)
             positions, ids = self._in_order(named), dataclasses.replace(ids, requests=named)
         check(len(positions) == rows, f"a pass has {rows} tokens and {len(positions)} positions: "
               "the map names something else")
@@ -65,6 +65,16 @@ class Requests:
             self._lengths[request] = int(positions[end - 1]) + 1
             owners += [request] * (end - begin)
         return owners, [int(at) for at in positions]
+
+    @property
+    def several(self) -> bool:
+        return self._next > 1
+
+    def _alone(self) -> int:
+        """The engine's id of the one request, which is called 0 where passes had none."""
+        if not self._by_own and self._lengths:
+            self._by_own[0] = 0
+        return next(iter(self._by_own), 0)
 
     def _in_order(self, named: NDArray[np.int64]) -> NDArray[np.int64]:
         """The position of each row: behind those that its request had so far."""
