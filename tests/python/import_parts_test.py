@@ -105,7 +105,7 @@ class Parts(import_test.Dumped):
         self.assertEqual(rows, [[(0, 0), (0, 1)], [(0, 2)]])  # the one that is there
         notes, rows = dumped([([8, 9], [5, 3]), ([30], None)])
         self.assertEqual(rows, [[(0, 0), (1, 0)]])
-        self.assertIn("pass 1 names neither positions nor requests, of which there are several",
+        self.assertIn("pass 1 names neither positions nor requests, of which the dump had several",
                       notes[1])
         notes, rows = dumped([([8, 9, 21], [5] * 3), ([30, 31, 32], [5, 3]), ([33], [5])])
         self.assertEqual(rows, [[(0, 0), (0, 1), (0, 2)]])

@@ -184,8 +184,8 @@ class Importer:
             return f"names {len(named)} requests and no position of its {rows} rows, and is left " \
                 "out: dump positions too"
         if named is None and self.requests.several:
-            return "names neither positions nor requests, of which there are several, and is " \
-                "left out: dump both"
+            return "names neither positions nor requests, of which the dump had several so " \
+                "far, and is left out: dump both"
         if self._left_out:
             return "names no positions and comes after one that is left out, and so is it: dump " \
                 "positions too"

@@ -212,9 +212,9 @@ class Writer:
         forced = [request.id for request in requests if request.forced]
         if forced and self.requests is None:
             self.say(f"{self._path}: request {forced[0]}{' (and others)' * (len(forced) > 1)} was "
-                     "fed tokens that it did not choose, which the trace has as forced: name drawn "
-                     "ones in `sampled`, and give `decode` where a prompt goes on; if nobody drew "
-                     "or forced them, they are the engine's mistake, of which no verdict tells")
+                     "fed tokens that it did not choose, which the trace has as forced: where "
+                     "nobody drew or gave them they are the engine's mistake, of which no verdict "
+                     "tells")
 
     def abandon(self) -> None:
         """Leaves nothing behind of a trace that was not closed."""
