@@ -149,15 +149,16 @@ def main():
             options, work, cases):
         if result is None:
             print(f"{bug:30} {kept:12} {model:13} {dtype}  --  {why[:80]}")
+            tally["trouble"] = tally.get("trouble", 0) + 1
             continue
         what, said = grade(result, rights.get(bug, "$^"), points)
         tally[what] = tally.get(what, 0) + 1
         print(f"{bug:30} {kept:12} {model:13} {dtype}  {what:8} {seconds:5.1f} s  "
               f"{' | '.join(said)}", flush=True)
-    seen = sum(n for what, n in tally.items() if what != "not seen")
+    seen = sum(n for what, n in tally.items() if what not in ("not seen", "trouble"))
     good = tally.get("named", 0) + tally.get("beside", 0)
     print(tally, f"named {good} of {seen}")
-    return 0 if good >= options.want * seen and not tally.get("wrong") else 1
+    return table.status_of(options, tally, good, seen, tally.get("wrong", 0))
 
 
 if __name__ == "__main__":

@@ -229,6 +229,12 @@ def models_of(options):
     return (options.small if is_small(options) else options.which).split(",")
 
 
+def status_of(options, tally, named, seen, wrong):
+    """Where a share is wanted, none of none is not enough, nor what was left out by trouble."""
+    lacks = options.want > 0 and (seen == 0 or tally.get("trouble", 0) > 0)
+    return 1 if lacks or wrong or named < options.want * seen else 0
+
+
 def asked():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -280,6 +286,7 @@ def main():
         for (name, model, dtype, _), (result, status, seconds) in as_done(options, judged, cases):
             if result is None:
                 print(f"{name:36} {model:18} {dtype}  --  {status}"[:160])
+                tally["trouble"] = tally.get("trouble", 0) + 1
                 continue
             what, said = grade(result, table[name])
             tally[what] = tally.get(what, 0) + 1
@@ -294,10 +301,10 @@ def main():
                   flush=True)
     for pair, times in sorted(pairs.items()):
         print(f"equal on this input, in {times}: {pair}")
-    seen = sum(n for what, n in tally.items() if what not in ("not seen", "astray"))
+    seen = sum(n for what, n in tally.items() if what not in ("not seen", "astray", "trouble"))
     print(tally, f"named {tally.get('named', 0)} of {seen}")
     wrong = tally.get("wrong", 0) + tally.get("astray", 0)
-    return 0 if tally.get("named", 0) >= options.want * seen and not wrong else 1
+    return status_of(options, tally, tally.get("named", 0), seen, wrong)
 
 
 if __name__ == "__main__":
