@@ -77,7 +77,7 @@ def judged_later(what, model, trace, place, says):
 met = []  # faults, in the order of their first rows
 
 
-def is_compared(fault):
+def takes_turn(fault):
     """Whether the mode tp is asked: of every third fault, in the first of its rows."""
     name = fault.partition("@")[0]
     if name in met:
@@ -94,7 +94,7 @@ with tempfile.TemporaryDirectory() as folder:
         keep = ["--keep", "full", "--trace", trace] if "kept" in more else []
         for way, asked in (("the judge", keep), ("the mode tp", ["--modes", "tp"])):
             of_mode = way == "the mode tp"
-            if of_mode and not WHOLE and not is_compared(fault):
+            if of_mode and not WHOLE and not takes_turn(fault):
                 continue
             what = f"{fault} {' '.join(options)}: {way}"
             result, status, err = run(model, "--tp", ranks, "--fault", fault, *options, *asked)
