@@ -1,7 +1,6 @@
 // A choice is explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be
-// right, in any order where no order was promised. One index of a row is also held against rules
-// that read other rows and parts of the vocabulary, which must not have more rows of the pass
-// against them than for them.
+// right, in any order where no order was promised. One index of a row is also held against what
+// other rows and parts of the vocabulary have.
 #include "src/causes/choices.h"
 
 #include <fmt/format.h>
@@ -9,21 +8,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <map>
 #include <set>
 #include <span>
-#include <string>
-#include <vector>
 
 namespace lockstep {
 namespace {
 
 using Tally = std::map<std::string, int64_t>;
-
-// Rows of a pass that rules are held against: more would take long, and say little more.
-constexpr int64_t kMostHeld = 32;
 
 // Where an index stands among the values that it is chosen from, the largest first: 0. Of equal
 // values the first one ranks higher, as in kernels/argmax.h and routing.h.
@@ -47,83 +40,36 @@ int64_t largest_of(const TensorView& values, int64_t row, int64_t first, int64_t
     if (value_at(values, row * width + i) > value_at(values, row * width + best)) best = i;
   return best;
 }
-
-// A rule by which one index of every row is chosen: right in some rows, and wrong in others.
-struct Rule {
-  std::string says;
-  std::function<int64_t(int64_t row)> choice;  // -1: it does not say
-};
-
-// They read other rows, or parts of the vocabulary: of a rank, of a block, or what an index of few
-// bits reaches.
-std::vector<Rule> rules_of(const TensorView& values) {
-  const int64_t width = values.row_size();
-  const auto largest = [values](int64_t row, int64_t first, int64_t end) {
-    return largest_of(values, row, first, end);
-  };
-  std::vector<Rule> rules;
-  for (const int64_t by : {-1, 1})
-    rules.push_back({fmt::format("the choice of the row {:+d}", by), [=](int64_t row) {
-                       const bool is_there = row + by >= 0 && row + by < values.rows();
-                       return is_there ? largest(row + by, 0, width) : int64_t{-1};
-                     }});
-  rules.push_back({"the choice of the pass's first row in every row",
-                   [=](int64_t) { return largest(0, 0, width); }});
-  std::set<int64_t> ends = {width - 1, width / 2, width / 4, width / 8, 3 * (width / 4)};
-  for (int64_t power = 16; power < width; power *= 2) ends.insert(power);
-  std::erase_if(ends, [](int64_t end) { return end < 1; });
-  for (const int64_t end : ends) {
-    rules.push_back({fmt::format("the largest of the first {} alone", end),
-                     [=](int64_t row) { return largest(row, 0, end); }});
-    rules.push_back({fmt::format("the index modulo {}", end),
-                     [=](int64_t row) { return largest(row, 0, width) % end; }});
-  }
-  for (const int64_t first : {int64_t{1}, width / 2})
-    rules.push_back({fmt::format("the largest without the first {}", first),
-                     [=](int64_t row) { return largest(row, first, width); }});
-  rules.push_back({"the largest without its sign", [=](int64_t row) {
-                     int64_t size = 0;
-                     for (int64_t i = 0; i < width; ++i)
-                       if (std::fabs(value_at(values, row * width + i)) >
-                           std::fabs(value_at(values, row * width + size)))
-                         size = i;
-                     return size;
-                   }});
-  return rules;
-}
-
 // One choice of a row, which is not the index of its largest value.
-void explain_choice(const TensorView& values, int64_t row, int64_t index,
-                    const std::vector<Rule>& rules, Tally& tally) {
+void explain_choice(const TensorView& values, int64_t row, int64_t index, Tally& tally) {
   const int64_t width = values.row_size(), right = largest_of(values, row, 0, width);
   if (std::abs(index - right) == 1) ++tally[fmt::format("the index {:+d}", index - right)];
-  for (const Rule& rule : rules)
-    if (index != right && rule.choice(row) == index) ++tally[rule.says];
+  for (const int64_t beside : {row - 1, row + 1})
+    if (beside >= 0 && beside < values.rows() && index == largest_of(values, beside, 0, width))
+      ++tally[fmt::format("the choice of the row {:+d}", beside - row)];
+  if (row > 0 && index == largest_of(values, 0, 0, width))
+    ++tally["the choice of the pass's first row in every row"];
+  // A part of the vocabulary: of a rank, of a block, or what an index of few bits reaches.
+  std::set<int64_t> ends = {width - 1, width / 2, width / 4, width / 8, 3 * (width / 4)};
+  for (int64_t power = 16; power < width; power *= 2) ends.insert(power);
+  for (const int64_t end : ends) {
+    if (end < 1 || right < end) continue;
+    if (index == largest_of(values, row, 0, end))
+      ++tally[fmt::format("the largest of the first {} alone", end)];
+    if (index == right % end) ++tally[fmt::format("the index modulo {}", end)];
+  }
+  for (const int64_t first : {int64_t{1}, width / 2})
+    if (right < first && index == largest_of(values, row, first, width))
+      ++tally[fmt::format("the largest without the first {}", first)];
+  int64_t size = 0;
+  for (int64_t i = 0; i < width; ++i)
+    if (std::fabs(value_at(values, row * width + i)) >
+        std::fabs(value_at(values, row * width + size)))
+      size = i;
+  if (index == size) ++tally["the largest without its sign"];
   if (index >= 0 && index < width &&
       value_at(values, row * width + index) == value_at(values, row * width + right))
     ++tally["a later one of equal values"];
-}
-
-// Leaves out the rules that more rows of the pass, of whatever request, speak against than for: a
-// bug may have spared some. A right row does by which another value would have been chosen.
-void leave_out_refuted(const TensorView& values, const TensorView& chosen,
-                       const std::vector<Rule>& rules, Tally& tally) {
-  const int64_t width = values.row_size(), step = (values.rows() + kMostHeld - 1) / kMostHeld;
-  std::vector<int64_t> right;  // the choice that would be, of each row that is looked at
-  for (const Rule& rule : rules) {
-    if (!tally.contains(rule.says)) continue;
-    int64_t refuting = 0, fitting = 0;
-    for (int64_t row = 0, i = 0; row < values.rows(); row += step, ++i) {
-      if (i == std::ssize(right)) right.push_back(largest_of(values, row, 0, width));
-      const int64_t index = chosen.as<const int32_t>()[row], other = rule.choice(row);
-      if (other < 0 || other >= width || index < 0 || index >= width) continue;
-      const double got = value_at(values, row * width + index);
-      const bool is_right = got == value_at(values, row * width + right[i]);
-      refuting += is_right && value_at(values, row * width + other) < got ? 1 : 0;
-      fitting += !is_right && other == index ? 1 : 0;
-    }
-    if (refuting > fitting) tally.erase(rule.says);
-  }
 }
 
 // Whether those are the largest of the first `end` values of a row, in any order.
@@ -148,15 +94,14 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
   Tally tally;
   const TensorView chosen = got.data;
   const int64_t k = chosen.row_size(), width = values.row_size();
-  const std::vector<Rule> rules = k == 1 ? rules_of(values) : std::vector<Rule>{};
   for (size_t r = 0; r < got.rows.size(); ++r) {
     if (got.rows[r].request != request) continue;
     const int64_t row = r;
-    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) continue;
-    ++node.wrong;
     std::vector<int64_t> ranks;
     for (int64_t c = 0; c < k; ++c)
       ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
+    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) continue;
+    ++node.wrong;
     const auto each = [&](auto of) {
       for (int64_t c = 0; c < k; ++c)
         if (ranks[c] != of(c)) return false;
@@ -166,7 +111,7 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
       ++tally[k == 1 ? "the runner-up chosen for the largest" : "the largest left out"];
     if (each([&](int64_t c) { return width - 1 - c; })) ++tally["the smallest chosen"];
     if (k > 1 && each([&](int64_t c) { return k - 1 - c; })) ++tally["choices in opposite order"];
-    if (k == 1) explain_choice(values, row, chosen.as<const int32_t>()[row], rules, tally);
+    if (k == 1) explain_choice(values, row, chosen.as<const int32_t>()[row], tally);
     bool first = true, others = true;
     for (int64_t c = 0; c < k; ++c) {
       first = first && chosen.as<const int32_t>()[row * k + c] == c;
@@ -181,7 +126,6 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     if (others && k > 1 && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
       ++tally["the right choices in another order"];
   }
-  if (k == 1) leave_out_refuted(values, chosen, rules, tally);
   for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
   return node;
 }

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
-#include <string>
-#include <utility>
 
 namespace lockstep {
 namespace {
@@ -41,35 +38,6 @@ TEST(Choices, InAnotherOrderAreRightWhereNoneWasPromised) {
   EXPECT_FALSE(says_order(any));
   EXPECT_EQ(first.wrong, 2);
   EXPECT_TRUE(says_order(first));
-}
-
-// Row 1 chooses what is the largest of row 0, and of its own first value alone.
-TEST(Choices, OfARuleThatMoreRowsSpeakAgainstAreNotSaidToFollowIt) {
-  using Row = std::pair<std::vector<float>, int32_t>;
-  const auto causes = [](const std::vector<Row>& others) {
-    std::vector<float> values = {5, 1, 0, 0, 1, 5, 4, 0};
-    std::vector<int32_t> chosen = {0, 0};
-    for (const auto& [row, index] : others) {
-      values.insert(values.end(), row.begin(), row.end());
-      chosen.push_back(index);
-    }
-    std::set<std::string> says;
-    const auto rows = static_cast<int64_t>(chosen.size());
-    for (const auto& cause : explained(rows, values, chosen, Ties::first).causes)
-      says.insert(cause.says);
-    return says;
-  };
-  const std::string by_row = "the choice of the pass's first row in every row";
-  const std::string by_part = "the largest of the first 1 alone";
-  const Row against = {{0, 0, 9, 1}, 2}, beside = {{9, 0, 0, 1}, 0}, fits = {{1, 7, 2, 0}, 0};
-  EXPECT_TRUE(causes({beside, beside}).contains(by_row));
-  EXPECT_TRUE(causes({beside, beside}).contains(by_part));
-  EXPECT_TRUE(causes({against}).contains(by_part)) << "a bug may spare a row";
-  for (const std::string& rule : {by_row, by_part}) {
-    EXPECT_FALSE(causes({against, against}).contains(rule)) << rule;
-    EXPECT_TRUE(causes({against, against, fits}).contains(rule)) << rule;
-  }
-  EXPECT_TRUE(causes({against, against}).contains("the index -1")) << "which is of that row alone";
 }
 
 TEST(Choices, OfEqualValuesMayBeAnyWhereNoneWasPromised) {
