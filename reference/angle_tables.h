@@ -1,4 +1,4 @@
-// The rotary tables of the oracle, where it computes.
+// The rotary tables of the oracle.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,16 @@
 #include <memory>
 #include <mutex>
 
-#include "reference/held_weights.h"
 #include "reference/recipe.h"
 #include "reference/rotary.h"
 #include "src/judge/oracle.h"
+
+namespace at {
+class Tensor;
+}
+namespace c10 {
+struct Device;
+}
 
 namespace lockstep {
 
@@ -25,20 +31,20 @@ class AngleTables {
     const at::Tensor &cos, &sin, &error;
   };
 
-  // weights: which say where they are to be; borrowed.
-  AngleTables(const Recipe& recipe, const HeldWeights& weights);
+  explicit AngleTables(const Recipe& recipe);
   ~AngleTables();
   AngleTables(const AngleTables&) = delete;
 
-  // Those of the rows of a call. Several threads may ask. Throws Error where a row has no length.
-  OfRows of(const OracleCall& call);
+  // Those of the rows of a call, on that device or in host memory. Several threads may ask. Throws
+  // Error where a row has no length.
+  OfRows of(const OracleCall& call, const c10::Device& where);
 
  private:
-  std::shared_ptr<const Kept> made_of(const OracleCall& call, bool iterated);
+  std::shared_ptr<const Kept> made_of(const OracleCall& call, bool iterated,
+                                      const c10::Device& where);
 
   Rotary rotary_;
   int64_t pairs_;
-  const HeldWeights& weights_;
   std::mutex mutex_;  // guards what is kept
   std::deque<std::shared_ptr<const Kept>> kept_;
 };

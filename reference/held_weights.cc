@@ -19,8 +19,10 @@
 #include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/few_rows.h"
+#include "reference/few_rows_kernels.h"
 #include "reference/kept_weights.h"
 #include "reference/magnitudes.h"
+#include "reference/own_stream.h"
 #include "reference/rounding.h"
 
 namespace lockstep {
@@ -35,7 +37,7 @@ constexpr int64_t kSummedBlock = 1 << 20;
 // Rows of x from which on magnitudes in fp32 are faster than in fp64, though they take more calls.
 constexpr int64_t kManyRows = 16;
 // Rows of x up to which products are read from the weight as it is held, and not widened first.
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = kMostFewRows;
 
 // The checkpoint's name of a tensor of that place.
 std::string name_at(const Place& place, const char* part) {
@@ -67,9 +69,11 @@ at::Device HeldWeights::device() const {
 }
 
 // The tensor as products read it: the mapped file on the CPU.
-at::Tensor HeldWeights::stored(const std::string& name) const {
-  return kept_ ? kept_->tensor(name) : to_torch(checkpoint_.tensor(name));
+at::Tensor HeldWeights::stored(const std::string& name, const c10::Device& where) const {
+  return where.is_cpu() ? to_torch(checkpoint_.tensor(name)) : kept_->tensor(name);
 }
+
+at::Tensor HeldWeights::stored(const std::string& name) const { return stored(name, device()); }
 
 // First rounded to the run's dtype, which does nothing to a file that has it, and then exactly to
 // the wide one.
@@ -79,21 +83,43 @@ at::Tensor HeldWeights::widened(const at::Tensor& part) const {
 
 at::Tensor HeldWeights::whole(const std::string& name) const { return widened(stored(name)); }
 
-at::Tensor HeldWeights::norm(const Place& place) const { return whole(name_at(place, ".weight")); }
+at::Tensor HeldWeights::norm(const Place& place, const c10::Device& where) const {
+  return widened(stored(name_at(place, ".weight"), where));
+}
+
+at::Tensor HeldWeights::norm(const Place& place) const { return norm(place, device()); }
 
 at::Tensor HeldWeights::weight(const Place& place) const {
   return whole(name_at(place, ".weight"));
 }
 
 at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens) const {
+  return embedding(tokens, device());
+}
+
+at::Tensor HeldWeights::embedding(std::span<const int32_t> tokens, const c10::Device& where) const {
   for (int32_t token : tokens)
     check(token >= 0 && token < config().vocab,
           "token ids below the vocabulary's {} were wanted, found {}: use this model's tokenizer",
           config().vocab, token);
   const at::Tensor ids = at::empty({std::ssize(tokens)}, at::kLong);
   std::ranges::copy(tokens, ids.mutable_data_ptr<int64_t>());
-  const at::Tensor table = stored(name_at({&point("embed")}, ".weight"));
-  return widened(table.index_select(0, ids.to(device())));
+  const at::Tensor table = stored(name_at({&point("embed")}, ".weight"), where);
+  return widened(table.index_select(0, ids.to(where)));
+}
+
+void HeldWeights::multiply_there(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& y,
+                                 const at::Tensor* magnitude) const {
+  const at::Tensor x_rows = x.contiguous();
+  multiply_few_rows(queue_of_this_thread(device()),
+                    {.rows = x.size(0),
+                     .terms = x.size(1),
+                     .outputs = y.size(1),
+                     .x = x_rows.const_data_ptr<double>(),
+                     .w = weight.const_data_ptr(),
+                     .dtype = run_,
+                     .y = y.mutable_data_ptr<double>(),
+                     .sizes = magnitude ? magnitude->mutable_data_ptr<double>() : nullptr});
 }
 
 at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
@@ -105,12 +131,17 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
   if (tf32) *tf32->halves = at::empty_like(y);
+  const bool few = wide_ == DType::f64 && run_ != DType::f64 && x.size(0) <= kFewRows && !tf32;
+  if (few && gpu_ >= 0 && has_few_rows_kernels() && inputs % kFewRowsTerms == 0 && y.numel() > 0) {
+    multiply_there(x, weight, y, magnitude);
+    return y;
+  }
   const at::Tensor x_size = magnitude || tf32 ? x.abs() : at::Tensor();
   // On the CPU a magnitude of many rows is made in fp32.
   const bool in_fp32 = magnitude && gpu_ < 0 && x.size(0) >= kManyRows;
   const at::Tensor x_narrow = in_fp32 ? x.to(at::kFloat) : at::Tensor();
-  const bool few = gpu_ < 0 && wide_ == DType::f64 && x.size(0) <= kFewRows && !tf32;
-  const at::Tensor x_rows = few ? x.contiguous() : x;
+  const bool by_processor = few && gpu_ < 0;
+  const at::Tensor x_rows = by_processor ? x.contiguous() : x;
   // Widening an element costs about as much as ten multiply-adds.
   const auto work = static_cast<double>(weight.numel()) * static_cast<double>(x.size(0) + 10);
   const Threads threads(gpu_ < 0 ? work : 0, threads_);
@@ -126,7 +157,7 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
         to.narrow(1, first, count).copy_(from);
       };
       const at::Tensor held = as_dtype(weight.narrow(0, first, count), run_);
-      if (few) {
+      if (by_processor) {
         at::Tensor some_y = y.narrow(1, first, count), some_sizes;
         if (magnitude) some_sizes = magnitude->narrow(1, first, count);
         multiply_few_rows(x_rows, as_dtype(held, DType::f32), some_y,

@@ -45,11 +45,15 @@ class HeldWeights {
   // Where x must be, and y is.
   c10::Device device() const;
 
-  // The weight of a norm. [hidden], or [head_dim] for the norms of heads.
+  // The weight of a norm. [hidden], or [head_dim] for the norms of heads. Not on device() but
+  // `where`: there, or in host memory.
+  at::Tensor norm(const Place& place, const c10::Device& where) const;
   at::Tensor norm(const Place& place) const;
   // The whole weight of the linear op at `place`: [out, in].
   at::Tensor weight(const Place& place) const;
-  // Rows of the embedding: [tokens, hidden]. Throws Error for an id outside the vocabulary.
+  // Rows of the embedding: [tokens, hidden], `where` likewise. Throws Error for an id outside the
+  // vocabulary.
+  at::Tensor embedding(std::span<const int32_t> tokens, const c10::Device& where) const;
   at::Tensor embedding(std::span<const int32_t> tokens) const;
   // By configuration and not by what the file has: a stray tensor is no bias.
   bool has_bias(const Point& point) const;
@@ -75,8 +79,12 @@ class HeldWeights {
  private:
   // The tensor as it is in the file, or on the device in the run's dtype.
   at::Tensor stored(const std::string& name) const;
+  at::Tensor stored(const std::string& name, const c10::Device& where) const;
   at::Tensor product(const std::string& name, const at::Tensor& x, at::Tensor* magnitude,
                      const Tf32* tf32) const;
+  // The product of few rows on the device, into y and `magnitude`.
+  void multiply_there(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& y,
+                      const at::Tensor* magnitude) const;
   at::Tensor back(const std::string& name, const at::Tensor& g) const;
   at::Tensor widened(const at::Tensor& part) const;
   at::Tensor whole(const std::string& name) const;

@@ -2,8 +2,9 @@
 // paper's formula, and beside it the magnitudes that the judge's budget needs (Exact, in
 // src/judge/oracle.h). Roundings on the way happen where the contract has them, as steps whose
 // values before the rounding are handed out too. Inputs come in the dtype that was recorded, are
-// widened exactly, and are moved to the device that holds the weights. A question that cannot be
-// answered (a wrong count, a wrong shape) is an Error before anything is computed.
+// widened exactly, and are moved to the device that holds the weights, where there is something to
+// compute (ReferenceOptions::least). A question that cannot be answered (a wrong count, a wrong
+// shape) is an Error before anything is computed.
 #include "reference/oracle.h"
 
 #include <ATen/TensorOperators.h>
@@ -27,6 +28,7 @@
 #include "reference/measured_rows.h"
 #include "reference/own_stream.h"
 #include "reference/recipe.h"
+#include "reference/rounded_product.h"
 #include "reference/rounding.h"
 #include "reference/serial_sum.h"
 #include "reference/shares.h"
@@ -56,6 +58,10 @@ int64_t device_block_bytes(const ReferenceOptions& options) {
   return std::clamp(options.memory > 0 ? std::min(free, options.memory / 16) : free, kLeast, kMost);
 }
 
+at::Tensor widened(const TensorView& view, const at::Device& where) {
+  return as_dtype(to_torch(view, where), DType::f64);
+}
+
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -64,7 +70,8 @@ class OpOracle final : public Oracle {
         run_(options.dtype),
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
-        angles_(recipe_, weights_),
+        angles_(recipe_),
+        least_(options.least),
         block_bytes_(on_device() ? device_block_bytes(options) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
@@ -74,8 +81,9 @@ class OpOracle final : public Oracle {
   Exact evaluate(const OracleCall& call) override {
     try {
       Exact result;
-      OwnStream::of_this_thread(weights_.device()).run([&] {
-        result = evaluate_in_torch(call);
+      const at::Device where = place_of(call);
+      OwnStream::of_this_thread(where).run([&] {
+        result = evaluate_in_torch(call, where);
         if (!call.measure.got.empty()) measure_rows(call, result);
         bring_all(result);
       });
@@ -87,27 +95,26 @@ class OpOracle final : public Oracle {
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
   bool asked_by_several() const override { return on_device(); }
-  int64_t least_measured() const override { return 1 << 15; }
+  int64_t least_measured() const override { return least_; }
   int64_t block_bytes() const override { return block_bytes_; }
 
  private:
-  Exact evaluate_in_torch(const OracleCall& call);
-  at::Tensor widened(const TensorView& view) const {
-    return as_dtype(to_torch(view, weights_.device()), DType::f64);
-  }
-  Exact gather(const OracleCall& call) const;
-  Exact angles(const OracleCall& call);
-  Exact norm(const OracleCall& call) const;
-  Exact linear(const OracleCall& call) const;
-  Exact rope(const OracleCall& call);
-  std::pair<at::Tensor, at::Tensor> keys_values(const OracleCall& call) const;
-  Exact attention(const OracleCall& call) const;
-  Exact silu_mul(const OracleCall& call) const;
-  Exact add(const OracleCall& call) const;
-  Exact softmax(const OracleCall& call) const;
-  Exact expert_linear(const OracleCall& call) const;
-  Exact weighted_sum(const OracleCall& call) const;
-  at::Tensor chosen(const OracleCall& call) const;
+  // Where a question is answered: on the device or here.
+  at::Device place_of(const OracleCall& call) const;
+  Exact evaluate_in_torch(const OracleCall& call, const at::Device& where);
+  Exact gather(const OracleCall& call, const at::Device& where) const;
+  Exact angles(const OracleCall& call, const at::Device& where);
+  Exact norm(const OracleCall& call, const at::Device& where) const;
+  Exact linear(const OracleCall& call, const at::Device& where) const;
+  Exact rope(const OracleCall& call, const at::Device& where);
+  std::pair<at::Tensor, at::Tensor> keys_values(const OracleCall& call,
+                                                const at::Device& where) const;
+  Exact attention(const OracleCall& call, const at::Device& where) const;
+  Exact softmax(const OracleCall& call, const at::Device& where) const;
+  Exact expert_linear(const OracleCall& call, const at::Device& where) const;
+  Exact weighted_sum(const OracleCall& call, const at::Device& where) const;
+  Exact silu_mul(const OracleCall& call, const at::Device& where) const;
+  at::Tensor chosen(const OracleCall& call, const at::Device& where) const;
 
   const ModelConfig& config_;
   HeldWeights weights_;
@@ -115,7 +122,7 @@ class OpOracle final : public Oracle {
   int threads_;
   Recipe recipe_;
   AngleTables angles_;
-  int64_t block_bytes_;
+  int64_t least_, block_bytes_;
 };
 
 // A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.
@@ -127,36 +134,6 @@ Exact exact(const at::Tensor& want, RoundingContract contract) {
 bool rounds_as_hf(const OracleCall& call) {
   return call.contract == RoundingContract::hf ||
          call.contract == RoundingContract::hf_unrounded_sum;
-}
-
-// x W^T of operands that a contract rounds, and what it may be off.
-struct Product {
-  at::Tensor y, magnitude;
-  at::Tensor halves;  // tf32, else undefined: what operands that lie halfway may move y by
-};
-
-// of(operand, magnitude, tf32) computes it.
-Product product_under(RoundingContract contract, const at::Tensor& x, const auto& of) {
-  Product product;
-  if (contract == RoundingContract::tf32) {
-    // Tensor cores take halves away from zero, LibTorch to even: such operands are either.
-    const at::Tensor x_halves = kTf32.halves(x);
-    const HeldWeights::Tf32 tf32{&x_halves, &product.halves};
-    product.y = of(kTf32.rounded(x), &product.magnitude, &tf32);
-    return product;
-  }
-  at::Tensor operand = x;
-  if (contract == RoundingContract::operands_bf16) operand = Grid::of(DType::bf16).rounded(x);
-  if (contract == RoundingContract::operands_fp16) operand = Grid::of(DType::f16).rounded(x);
-  product.y = of(operand, &product.magnitude, static_cast<const HeldWeights::Tf32*>(nullptr));
-  return product;
-}
-
-// Adds what operands that lie halfway between two numbers of tf32 may move the result by.
-void put_halves(const Product& product, Exact& exact) {
-  if (!product.halves.defined()) return;
-  exact.ties = held_numbers(product.halves);
-  exact.tie_squares = held_numbers(product.halves.square());
 }
 
 // An op that rounds nowhere on the way knows no other contract.
@@ -183,17 +160,17 @@ void check_inputs(const OracleCall& call, size_t wanted, size_t or_else = 0) {
   check(a == b, "{} reads two tensors of one shape, found {} and {}", name, a.text(), b.text());
 }
 
-Exact OpOracle::gather(const OracleCall& call) const {
+Exact OpOracle::gather(const OracleCall& call, const at::Device& where) const {
   check_fused(call);
   check(call.tokens.size() == call.rows.size(), "{} needs a token for each of {} rows, found {}",
         call.place.point->name, call.rows.size(), call.tokens.size());
-  return exact(weights_.embedding(call.tokens), call.contract);
+  return exact(weights_.embedding(call.tokens, where), call.contract);
 }
 
 // cos and sin of the rows' positions, with the error that fp32 steps may have made of each angle.
-Exact OpOracle::angles(const OracleCall& call) {
+Exact OpOracle::angles(const OracleCall& call, const at::Device& where) {
   check_fused(call);
-  const AngleTables::OfRows tables = angles_.of(call);
+  const AngleTables::OfRows tables = angles_.of(call, where);
   const bool cosine = *call.place.point == point("rope.cos");
   Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
   result.angle = held_numbers(tables.error);
@@ -202,12 +179,12 @@ Exact OpOracle::angles(const OracleCall& call) {
   return result;
 }
 
-Exact OpOracle::norm(const OracleCall& call) const {
+Exact OpOracle::norm(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 1, is_of_sum(call.contract) ? 2 : 0);
-  at::Tensor x = widened(call.inputs[0]);
+  at::Tensor x = widened(call.inputs[0], where);
   // A fused addition and norm, under contracts that keep the sum unrounded: both terms are read.
-  if (call.inputs.size() == 2) x = x + widened(call.inputs[1]);
-  const at::Tensor weight = weights_.norm(call.place);
+  if (call.inputs.size() == 2) x = x + widened(call.inputs[1], where);
+  const at::Tensor weight = weights_.norm(call.place, where);
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
@@ -222,15 +199,15 @@ Exact OpOracle::norm(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::linear(const OracleCall& call) const {
+Exact OpOracle::linear(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 1);
-  at::Tensor x = widened(call.inputs[0]).flatten(1);
-  Product product = product_under(
-      call.contract, x,
-      [&](const at::Tensor& operand, at::Tensor* magnitude, const HeldWeights::Tf32* tf32) {
-        return weights_.product(call.place, operand, magnitude, tf32);
+  at::Tensor x = widened(call.inputs[0], where).flatten(1);
+  at::Tensor magnitude, halves;
+  at::Tensor y = product_under(
+      call.contract, x, magnitude, halves,
+      [&](const at::Tensor& operand, at::Tensor* size, const HeldWeights::Tf32* tf32) {
+        return weights_.product(call.place, operand, size, tf32);
       });
-  at::Tensor &y = product.y, &magnitude = product.magnitude;
   std::vector<Step> steps;
   if (has_bias(call.place)) {
     const at::Tensor bias = weights_.bias(call.place);
@@ -245,7 +222,7 @@ Exact OpOracle::linear(const OracleCall& call) const {
   Exact result = exact(y, call.contract);
   result.magnitude = held_numbers(magnitude);
   result.steps = std::move(steps);
-  put_halves(product, result);
+  put_halves(halves, result);
   result.terms = x.size(1);
   const Point& p = *call.place.point;
   const bool q = p == point("attn.q");
@@ -254,11 +231,11 @@ Exact OpOracle::linear(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::rope(const OracleCall& call) {
+Exact OpOracle::rope(const OracleCall& call, const at::Device& where) {
   check_inputs(call, 1, 3);
-  const at::Tensor x = widened(call.inputs[0]);
+  const at::Tensor x = widened(call.inputs[0], where);
   const int64_t pairs = recipe_.head_dim / 2;
-  const AngleTables::OfRows tables = angles_.of(call);
+  const AngleTables::OfRows tables = angles_.of(call, where);
   at::Tensor cos = tables.cos, sin = tables.sin;
   check(x.dim() == 3 && x.size(2) == recipe_.head_dim, "{} turns heads of {} values, found {}",
         call.place.point->name, recipe_.head_dim, shape_of(x).text());
@@ -269,8 +246,8 @@ Exact OpOracle::rope(const OracleCall& call) {
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
           call.place.point->name, pairs, call.inputs[i].shape.text());
     // Tables that were recorded are taken for right: they have been judged as ops of their own.
-    cos = widened(call.inputs[1]);
-    sin = widened(call.inputs[2]);
+    cos = widened(call.inputs[1], where);
+    sin = widened(call.inputs[2], where);
   }
   // Every element has its own x, the other of its pair with the sign that it has there, and the
   // tables of the pair.
@@ -295,13 +272,14 @@ Exact OpOracle::rope(const OracleCall& call) {
 }
 
 // K and V of an attention, [length, kv heads, head_dim] each.
-std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call) const {
+std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call,
+                                                        const at::Device& where) const {
   const int64_t kv = recipe_.kv_heads;
   if (const auto* held = static_cast<const at::Tensor*>(call.held_keys_values.tensor.get())) {
     const Shape cached = {held->size(0), 2, kv, recipe_.head_dim};
     check(shape_of(*held) == cached, "attention reads K and V of shape {}, found {}", cached.text(),
           shape_of(*held).text());
-    const at::Tensor both = as_dtype(*held, DType::f64).to(weights_.device());
+    const at::Tensor both = as_dtype(*held, DType::f64).to(where);
     return {both.select(1, 0), both.select(1, 1)};
   }
   const auto& [k, v] = call.keys_values;
@@ -309,25 +287,26 @@ std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call) 
   check(!k.empty() && !v.empty() && k.shape == cached && v.shape == cached,
         "attention reads K and V of shape {}, found {} and {}", cached.text(), k.shape.text(),
         v.shape.text());
-  return {widened(k), widened(v)};
+  return {widened(k, where), widened(v, where)};
 }
 
-Exact OpOracle::attention(const OracleCall& call) const {
+Exact OpOracle::attention(const OracleCall& call, const at::Device& where) const {
   if (call.inputs.size() == 2 && call.inputs[0].shape.rank() == 4)  // of the shares
-    return exact_merge(widened(call.inputs[0]), widened(call.inputs[1]), call.contract);
+    return exact_merge(widened(call.inputs[0], where), widened(call.inputs[1], where),
+                       call.contract);
   const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
   const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
         "attention of {} rows reads queries {}, and was given others: record attn.q_rope whole",
         tokens, queries.text());
-  const auto [keys, values] = keys_values(call);
+  const auto [keys, values] = keys_values(call, where);
   const int64_t length = keys.size(0);
   for (const Row& row : call.rows)
     check(row.position >= 0 && row.position < length,
           "attention at position {} reads the keys up to it, found {} keys", row.position, length);
 
   // Query heads of one K/V head are neighbours: head h reads h / (heads / kv).
-  const at::Tensor q = widened(call.inputs[0]).view({tokens, kv, heads / kv, -1});
+  const at::Tensor q = widened(call.inputs[0], where).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = keys.transpose(0, 1), v = values.transpose(0, 1);
   std::vector<KeyRange> seen;
   const int64_t window = recipe_.window.at(call.place.layer);
@@ -343,9 +322,9 @@ Exact OpOracle::attention(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::silu_mul(const OracleCall& call) const {
+Exact OpOracle::silu_mul(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor gate = widened(call.inputs[0]), up = widened(call.inputs[1]);
+  const at::Tensor gate = widened(call.inputs[0], where), up = widened(call.inputs[1], where);
   const at::Tensor silu = gate / (1 + (-gate).exp());
   const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(silu) : silu;
   Exact result = exact(inner * up, call.contract);
@@ -356,25 +335,26 @@ Exact OpOracle::silu_mul(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::add(const OracleCall& call) const {
+Exact add(const OracleCall& call, const at::Device& where) {
   check_fused(call);
   check_inputs(call, 2);
-  return exact(widened(call.inputs[0]) + widened(call.inputs[1]), call.contract);
+  return exact(widened(call.inputs[0], where) + widened(call.inputs[1], where), call.contract);
 }
 
 // The experts of each row: [tokens, k] int32, the last input of an op that reads them.
-at::Tensor OpOracle::chosen(const OracleCall& call) const {
+at::Tensor OpOracle::chosen(const OracleCall& call, const at::Device& where) const {
   const TensorView& index = call.inputs.back();
   const Shape wanted = {std::ssize(call.rows), config_.experts.chosen};
   check(index.dtype == DType::i32 && index.shape == wanted,
         "{} reads the experts of each row as int32 {}, found {} {}: record mlp.experts whole",
         call.place.point->name, wanted.text(), name_of(index.dtype), index.shape.text());
-  return to_torch(index).to(weights_.device());
+  return to_torch(index).to(where);
 }
 
-Exact OpOracle::softmax(const OracleCall& call) const {
+Exact OpOracle::softmax(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor logits = widened(call.inputs[0]), index = chosen(call).to(at::kLong);
+  const at::Tensor logits = widened(call.inputs[0], where),
+                   index = chosen(call, where).to(at::kLong);
   const int64_t experts = config_.experts.count;
   check_fused(call);
   const bool known = logits.dim() == 2 && logits.size(1) == experts &&
@@ -394,24 +374,25 @@ Exact OpOracle::softmax(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::expert_linear(const OracleCall& call) const {
+Exact OpOracle::expert_linear(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor x = widened(call.inputs[0]), experts = chosen(call);
-  const Product product = product_under(
-      call.contract, x,
-      [&](const at::Tensor& operand, at::Tensor* magnitude, const HeldWeights::Tf32* tf32) {
-        return weights_.experts(call.place, operand, experts, magnitude, tf32);
+  const at::Tensor x = widened(call.inputs[0], where), experts = chosen(call, where);
+  at::Tensor magnitude, halves;
+  const at::Tensor y = product_under(
+      call.contract, x, magnitude, halves,
+      [&](const at::Tensor& operand, at::Tensor* size, const HeldWeights::Tf32* tf32) {
+        return weights_.experts(call.place, operand, experts, size, tf32);
       });
-  Exact result = exact(product.y, call.contract);
-  result.magnitude = held_numbers(product.magnitude);
-  put_halves(product, result);
+  Exact result = exact(y, call.contract);
+  result.magnitude = held_numbers(magnitude);
+  put_halves(halves, result);
   result.terms = x.size(-1);
   return result;
 }
 
-Exact OpOracle::weighted_sum(const OracleCall& call) const {
+Exact OpOracle::weighted_sum(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 3);
-  const at::Tensor x = widened(call.inputs[0]), weights = widened(call.inputs[1]);
+  const at::Tensor x = widened(call.inputs[0], where), weights = widened(call.inputs[1], where);
   check(x.dim() == 3 && weights.dim() == 2 && weights.size(1) == x.size(1),
         "{} reads a row and a weight for each choice, found tensors {} and {}",
         call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
@@ -423,7 +404,7 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
   // partial sum.
   if (call.contract == RoundingContract::hf) {
     // Expert after expert is added to what is stored.
-    const at::Tensor experts = chosen(call);
+    const at::Tensor experts = chosen(call, where);
     const at::Tensor order =
         experts.argsort(int64_t{1}, /*descending=*/false).unsqueeze(-1).expand_as(terms);
     const at::Tensor ordered = terms.gather(1, order);
@@ -437,7 +418,34 @@ Exact OpOracle::weighted_sum(const OracleCall& call) const {
   return result;
 }
 
-Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
+// An op of few elements that reads no large weight is answered here: the numbers that it reads are
+// here, and those that come of them are to be brought here. Rows that are measured stand beside
+// those of models, which are there, however few of them a block or a part of it has.
+at::Device OpOracle::place_of(const OracleCall& call) const {
+  const at::Device host(at::kCPU), device = weights_.device();
+  if (device.is_cpu() || !call.place.point || !call.measure.got.empty()) return device;
+  int64_t elements = 0;
+  for (const TensorView& input : call.inputs) elements = std::max(elements, input.count());
+  switch (call.place.point->op) {
+    case OpKind::gather:
+      elements = std::ssize(call.tokens) * config_.hidden;
+      break;
+    case OpKind::angles:
+      elements = std::ssize(call.rows) * recipe_.head_dim / 2;
+      break;
+    case OpKind::norm:
+    case OpKind::rope:
+    case OpKind::silu_mul:
+    case OpKind::add:
+    case OpKind::weighted_sum:
+      break;
+    default:
+      return device;
+  }
+  return elements < least_measured() ? host : device;
+}
+
+Exact OpOracle::evaluate_in_torch(const OracleCall& call, const at::Device& where) {
   const auto& [p, layer] = call.place;
   check(p != nullptr && (p->per_layer ? layer >= 0 && layer < config_.layers : layer == -1),
         "a place of this model was wanted, found layer {} of {}", layer, config_.layers);
@@ -447,29 +455,29 @@ Exact OpOracle::evaluate_in_torch(const OracleCall& call) {
         name_of(run_), name_of(call.dtype));
   switch (p->op) {
     case OpKind::gather:
-      return gather(call);
+      return gather(call, where);
     case OpKind::angles:
-      return angles(call);
+      return angles(call, where);
     case OpKind::norm:
-      return norm(call);
+      return norm(call, where);
     case OpKind::linear:
-      return linear(call);
+      return linear(call, where);
     case OpKind::rope:
-      return rope(call);
+      return rope(call, where);
     case OpKind::partial_attention:
     case OpKind::log_sum_exp:
     case OpKind::attention:
-      return attention(call);
+      return attention(call, where);
     case OpKind::silu_mul:
-      return silu_mul(call);
+      return silu_mul(call, where);
     case OpKind::add:
-      return add(call);
+      return add(call, where);
     case OpKind::softmax:
-      return softmax(call);
+      return softmax(call, where);
     case OpKind::expert_linear:
-      return expert_linear(call);
+      return expert_linear(call, where);
     case OpKind::weighted_sum:
-      return weighted_sum(call);
+      return weighted_sum(call, where);
     case OpKind::cache:
     case OpKind::argmax:
     case OpKind::top_k:

@@ -1,7 +1,7 @@
-// Streams of threads are made by the reference's kernels, which need their handles: LibTorch
-// numbers a stream that is not its own by its handle, and the device's own by 0. What is queued on
-// the device's own waits for the engine's streams, and they for it, and every launch there takes
-// the driver's lock: threads that compute at once would wait for each other.
+// Streams are made by the reference's kernels, which need their handles: LibTorch numbers a stream
+// that is not its own by its handle, and the device's own by 0. What is queued on the device's own
+// waits for the engine's streams, and they for it, and every launch there takes the driver's lock:
+// threads that compute at once would wait for each other.
 #include "reference/own_stream.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -24,7 +24,7 @@
 namespace lockstep {
 namespace {
 
-// Streams that no thread has. They are never destroyed: LibTorch keeps memory for each.
+// Streams that nobody has. They are never destroyed: LibTorch keeps memory for each.
 struct Unused {
   std::mutex mutex;
   std::vector<c10::Stream> streams;
@@ -34,7 +34,7 @@ Unused& unused() {
   return all;
 }
 
-c10::Stream stream_for_thread(const c10::Device& device) {
+c10::Stream some_stream(const c10::Device& device) {
   Unused& all = unused();
   const std::lock_guard lock(all.mutex);
   // The one that was let go last, as LibTorch hands on cuBLAS's handles: for each pair of a handle
@@ -72,8 +72,17 @@ void wait_quietly(const c10::Stream& stream) {
 
 OwnStream::OwnStream(const c10::Device& device) {
   if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guards(device.type());
-  stream_ = std::make_shared<const c10::Stream>(guards.getStreamFromGlobalPool(device));
+  if (!has_attention_kernels()) {
+    const c10::impl::VirtualGuardImpl guards(device.type());
+    stream_ = std::make_shared<const c10::Stream>(guards.getStreamFromGlobalPool(device));
+    return;
+  }
+  const auto give_back = [](const c10::Stream* stream) {
+    const std::lock_guard lock(unused().mutex);
+    unused().streams.push_back(*stream);
+    delete stream;
+  };
+  stream_ = {new c10::Stream(some_stream(device)), give_back};
 }
 
 OwnStream::OwnStream(const c10::Stream& stream)
@@ -85,7 +94,7 @@ const OwnStream& OwnStream::of_this_thread(const c10::Device& device) {
   thread_local OfThread own;
   auto known = own.all.find(device.index());
   if (known == own.all.end()) {
-    const c10::Stream stream = stream_for_thread(device);
+    const c10::Stream stream = some_stream(device);
     known = own.all.try_emplace(device.index(), stream, OwnStream(stream)).first;
   }
   return known->second.second;
@@ -116,7 +125,8 @@ void run_by_thread(const c10::Device& device, const std::function<void()>& body)
 KernelQueue queue_of_this_thread(const c10::Device& device) {
   const c10::StreamId id = c10::impl::VirtualGuardImpl(device.type()).getStream(device).id();
   check(id % 2 == 0,
-        "kernels of the reference want the stream of a thread or the device's, found LibTorch's {}",
+        "kernels of the reference want a stream of the reference or the device's, found LibTorch's "
+        "{}",
         id);
   return {device.index(), reinterpret_cast<void*>(id)};
 }

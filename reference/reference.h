@@ -28,6 +28,9 @@ struct ReferenceOptions {
   int threads = 0;     // 0: all cores
   int gpu = -1;        // number of the CUDA device that computes; -1: the CPU does
   int64_t memory = 0;  // bytes that bound_memory() leaves of it; 0: all that is free
+  // Elements of an oracle's question from which on a device answers and measures it: the numbers of
+  // fewer come sooner from here than the launches are begun that make them there.
+  int64_t least = 1 << 15;
 };
 
 // Opens the checkpoint's model in LibTorch. The checkpoint must outlive what is made of it.

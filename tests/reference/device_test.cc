@@ -23,8 +23,9 @@ class OnDevice : public testing::TestWithParam<const char*> {
           << "a CUDA device that LibTorch can compute on was wanted, this machine has none";
   }
 
-  std::unique_ptr<Oracle> oracle(DType dtype, int gpu) {
-    return open_reference().oracle(checkpoint_, {.dtype = dtype, .gpu = gpu});
+  // least: 0: a device answers all that it is asked.
+  std::unique_ptr<Oracle> oracle(DType dtype, int gpu, int64_t least = 0) {
+    return open_reference().oracle(checkpoint_, {.dtype = dtype, .gpu = gpu, .least = least});
   }
 
   Tensor random(const Shape& shape) {
@@ -93,13 +94,15 @@ Tensor part_of(const TensorView& kv, int64_t part) {
   return tensor;
 }
 
-// What the judge would ask of a prompt of 70 tokens, on tensors of a run of the model itself.
+// What the judge would ask of a prompt of 70 tokens, on tensors of a run of the model itself. By
+// itself the reference answers here some of the questions about so few elements.
 TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
   const std::vector<int32_t> prompt = some_tokens(70, checkpoint_.config().vocab);
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const auto model = open_reference().model(checkpoint_, {.dtype = dtype}, dtype);
     const std::vector<PassInfo> passes = prefill_and_decode(prompt, {5});
     const auto here = oracle(dtype, -1), there = oracle(dtype, 0);
+    const auto by_itself = oracle(dtype, 0, ReferenceOptions().least);
     int64_t asked = 0;
     for (const Pass& pass : run_passes(*model, passes)) {
       std::vector<Row> rows;
@@ -130,14 +133,46 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
         for (const RoundingContract contract :
              contracts_of(op, {.dtype = dtype, .has_bias = here->has_bias(place)})) {
           call.contract = contract;
-          expect_alike(there->evaluate(call), here->evaluate(call),
-                       std::string(place.point->name) + " " + std::to_string(place.layer) + " " +
-                           name_of(contract));
+          const std::string where = std::string(place.point->name) + " " +
+                                    std::to_string(place.layer) + " " + name_of(contract);
+          const Exact want = here->evaluate(call);
+          expect_alike(there->evaluate(call), want, where);
+          expect_alike(by_itself->evaluate(call), want, where + " by itself");
           ++asked;
         }
       }
     }
     EXPECT_GT(asked, 60);
+  }
+}
+
+// In decoding: the device has a kernel for so few, and one row's result is its own.
+TEST_P(OnDevice, ProductsOfFewRowsAreThoseOfTheCpu) {
+  const ModelConfig& c = checkpoint_.config();
+  const auto expect_of = [&](const Place& place, DType dtype, int64_t terms) {
+    const auto here = oracle(dtype, -1), there = oracle(dtype, 0);
+    const Tensor x = random({9, terms});
+    std::vector<Row> rows;
+    for (int32_t i = 0; i < 9; ++i) rows.push_back({0, i});
+    std::vector<double> all;
+    for (const int64_t count : {9, 8, 7, 5, 4, 3, 2, 1}) {
+      const OracleCall call{.place = place,
+                            .dtype = dtype,
+                            .inputs = {x.view().slice(0, count)},
+                            .rows = std::span(rows).first(count)};
+      const Exact got = there->evaluate(call);
+      expect_alike(got, here->evaluate(call), std::to_string(count) + " rows");
+      if (count == 8) all.assign(got.want.begin(), got.want.end());
+      if (count < 8) {
+        EXPECT_TRUE(
+            std::ranges::equal(got.want, std::span<const double>(all).first(got.want.size())))
+            << count;
+      }
+    }
+  };
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    expect_of({&point("attn.q"), 0}, dtype, c.hidden);
+    if (!c.experts.in(1)) expect_of({&point("mlp.down"), 1}, dtype, c.intermediate);
   }
 }
 

@@ -124,8 +124,8 @@ class MeasuredRows : public testing::TestWithParam<int> {
   void SetUp() override {
     if (GetParam() >= 0 && !open_reference().has_gpu(GetParam()))
       GTEST_SKIP() << "a CUDA device that LibTorch can compute on was wanted, there is none";
-    oracle_ =
-        open_reference().oracle(stored_.checkpoint(), {.dtype = DType::bf16, .gpu = GetParam()});
+    oracle_ = open_reference().oracle(stored_.checkpoint(),
+                                      {.dtype = DType::bf16, .gpu = GetParam(), .least = 0});
   }
 
   // visit(call, got) is told of each op that is asked about.
@@ -202,9 +202,10 @@ class MeasuredRows : public testing::TestWithParam<int> {
   }
 
   // least: elements that are measured there. most: rows that it has memory for.
+  // by: who answers; null: oracle_.
   Result judged(const Passes& passes, bool distant, int64_t least = 0,
-                size_t most = std::numeric_limits<size_t>::max()) {
-    asked_ = std::make_unique<Distant>(*oracle_, distant, least, most);
+                size_t most = std::numeric_limits<size_t>::max(), Oracle* by = nullptr) {
+    asked_ = std::make_unique<Distant>(by ? *by : *oracle_, distant, least, most);
     const auto model = [&](DType compute) {
       return open_reference().model(
           stored_.checkpoint(), {.dtype = DType::bf16, .gpu = distant ? GetParam() : -1}, compute);
@@ -550,6 +551,8 @@ void expect_same(const Result& a, const Result& b, const std::string& where) {
 }
 
 TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
+  const std::unique_ptr<Oracle> by_itself =
+      open_reference().oracle(stored_.checkpoint(), {.dtype = DType::bf16, .gpu = GetParam()});
   const Passes right = passes();
   const auto step = [](double x) { return ulp(x, DType::bf16); };
   const Seeded seeded[] = {
@@ -585,6 +588,10 @@ TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
       EXPECT_EQ(asked_->measured > 100, least == 0) << where;
       expect_same(parts, here, where + " by parts");
     }
+    // So few rows are answered on the processors but where they are measured.
+    const Result few_there = judged(passes, true, 0, /*most=*/3, by_itself.get());
+    EXPECT_GT(asked_->measured, 100) << where;
+    expect_same(few_there, here, where + " by parts that are few");
     wrong += here.verdict == RunVerdict::diverged ? 1 : 0;
     if (&fault == seeded) {
       EXPECT_TRUE(here.findings.empty()) << here.story;
