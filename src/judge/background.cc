@@ -23,6 +23,14 @@ void Background::let_end() {
   failure_ = nullptr;
 }
 
+Background& Backgrounds::free() {
+  for (std::unique_ptr<Background>& one : all_) {
+    if (!one) one = std::make_unique<Background>();
+    if (one->waited_for == 0) return *one;
+  }
+  return *all_.front();
+}
+
 // The work is taken away when it has ended, which is what its owner waits for.
 void Background::serve(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);

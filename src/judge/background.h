@@ -24,6 +24,8 @@ class Background {
   void wait();
   // The same, and what was thrown is forgotten.
   void let_end();
+  // How many wait for what it does; they say so themselves, by the thread of its owner.
+  int waited_for = 0;
 
  private:
   void serve(const std::stop_token& stop);
@@ -35,20 +37,15 @@ class Background {
   std::jthread thread_;
 };
 
-// Some of them that are given work in turn. A thread is made when it is first needed.
+// Some of them. A thread is made when it is first needed.
 class Backgrounds {
  public:
   explicit Backgrounds(size_t count) : all_(count) {}
-  // The one whose turn it is.
-  Background& current() {
-    if (!all_[turn_]) all_[turn_] = std::make_unique<Background>();
-    return *all_[turn_];
-  }
-  void pass_turn() { turn_ = (turn_ + 1) % all_.size(); }
+  // The first that nobody waits for; the first of all where there is none.
+  Background& free();
 
  private:
   std::vector<std::unique_ptr<Background>> all_;
-  size_t turn_ = 0;
 };
 
 }  // namespace lockstep

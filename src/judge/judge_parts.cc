@@ -303,6 +303,7 @@ void Judge::State::drop_read(const Part& part) {
 
 // Once a point has been tried under several contracts, outcomes wait until one is chosen.
 std::vector<NodeId> Judge::State::judge_part() {
+  constexpr size_t kSoon = 3;  // places before an attention, at which its history is waited for
   const Part& part = parts.at(next_part);
   advance_models(part);
   begin_to_remember(next_part + 1);
@@ -310,14 +311,19 @@ std::vector<NodeId> Judge::State::judge_part() {
   const WaitsWhereItThrows waits{*this};
   Judged& judged = work->judged;
   const size_t waited = judged.pending.size();
-  size_t expected = part.first + 1;
+  size_t expected = part.first;
   for (size_t i = part.first; i < part.end; ++i) {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
     for (; expected < std::min(part.end, i + 1 + op_judge.most_expected()); ++expected) {
       const Place& place = ledger.places()[expected];
-      if (row_of(place.point->op).attends) await_history();
-      if (options.selection.has(*place.point, place.layer))
-        op_judge.expect(place, ancestry.inputs(expected), pass);
+      if (row_of(place.point->op).attends) {
+        if (expected > i + kSoon) break;
+        await_history();
+      }
+      if (!options.selection.has(*place.point, place.layer)) continue;
+      std::vector<Place> read = ancestry.inputs(expected);
+      std::erase_if(read, [](const Place& input) { return input.point->is_of_shares(); });
+      op_judge.expect(place, read, pass);
     }
     const Place& place = ledger.places()[i];
     // No other place is judged by what was written.

@@ -26,9 +26,8 @@ namespace {
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
-// Elements of a block that are worth waking threads for, and that are measured before they are
-// added up: nine numbers each are kept until then.
-constexpr int64_t kSharedElements = 1 << 16;
+// Elements of a block that are measured before they are added up: nine numbers each are kept until
+// then.
 constexpr size_t kAtATime = 1 << 19;
 
 // One row of a tensor as fp64, or nothing.
@@ -44,7 +43,7 @@ std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vecto
 
 }  // namespace
 
-size_t OpJudge::block_of(const Group& group) const {
+size_t OpJudge::rows_at_once(const Group& group) const {
   const int64_t row_bytes = group.tensor->data.view().row_size() * kBytesPerElement;
   const auto rows_in = [&](int64_t bytes) {
     return std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
@@ -64,14 +63,14 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   const size_t count = group.rows.size();
   const auto asked_from = [&](size_t first) -> std::unique_ptr<Asked> {
     if (first >= count) return nullptr;
-    const size_t some = std::min(block_of(group), count - first);
+    const size_t some = std::min(rows_at_once(group), count - first);
     return std::make_unique<Asked>(
         oracle_, question_of(contract, place, inputs, pass, group, first, some), first);
   };
   std::unique_ptr<Asked> asked = or_asked_before(asked_from(0));
   while (asked) {
     // Most oracles are asked one question at a time.
-    if (!asked->by && !oracle_.asked_by_several()) for_places_.current().wait();
+    if (!asked->by && !oracle_.asked_by_several()) for_places_.free().wait();
     const Exact exact = asked->answer();
     std::unique_ptr<Asked> next = asked_from(asked->first + asked->question.call.rows.size());
     // Where inputs are known but for an error, this thread asks more about the block.
@@ -102,6 +101,7 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
     misshapen_.insert(key_of(place));
     return false;
   }
+  if (take_measured(question, exact, group)) return true;
   // The two models are read under the first contract alone: what they have does not depend on it.
   // Where the oracle measured they were compared with it there, if they were there.
   const auto reference = [&](const ModelPass* model) {
@@ -110,25 +110,34 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
   };
   const RecordedTensor of_exact = reference(pass.exact), of_rounded = reference(pass.rounded);
   const SelectedRows exact_model(&of_exact, rows), rounded_model(&of_rounded, rows);
-  Block block{place,
-              dtype_at(place),
-              dtype_inside(place, dtype_at(place), options_.dtype),
-              first,
-              rows,
-              exact,
-              carried(call, question.read, group, exact),
-              got.view(),
-              exact_model.view(),
-              rounded_model.view(),
-              threads_for(got.view().count()),
-              exact.measured ? gain_of(place.point->op, exact) : 0};
+  Block block = block_of(question, first, exact, exact_model.view(), rounded_model.view());
+  block.carried = carried(call, question.read, group, exact);
+  block.threads = threads_for(got.view().count());
   if (!block.carried.empty() && !narrow_enough(block)) {
     group.refuse(inconclusive(
         "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
-  measure_block(block, group);
+  measure_block(block, group, rows_);
   return true;
+}
+
+OpJudge::Block OpJudge::block_of(const Question& question, size_t first, const Exact& exact,
+                                 const TensorView& exact_model,
+                                 const TensorView& rounded_model) const {
+  const Place& place = question.call.place;
+  return {.place = place,
+          .dtype = dtype_at(place),
+          .inside = dtype_inside(place, dtype_at(place), options_.dtype),
+          .first = first,
+          .rows = question.call.rows,
+          .exact = exact,
+          .carried = {},
+          .got = question.got.view(),
+          .exact_model = exact_model,
+          .rounded_model = rounded_model,
+          .threads = nullptr,
+          .gain = exact.measured ? gain_of(place.point->op, exact) : 0};
 }
 
 Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
@@ -248,7 +257,8 @@ OpJudge::Measured OpJudge::measure_row(const Block& block, const Group& group, s
 // Rows are measured by all threads, some at a time, and added in their order, so that the result
 // does not depend on how many threads there are. What a row came to is let go by the thread that
 // measures another in its place.
-void OpJudge::measure_block(const Block& block, Group& group) {
+void OpJudge::measure_block(const Block& block, Group& group,
+                            std::vector<Meter::Row>& measured) const {
   const size_t size = block.got.row_size(), count = block.rows.size();
   // No elements are kept of what was measured elsewhere.
   const size_t times = block.exact.measured ? 1 : 1 + size * count / kAtATime;
@@ -256,9 +266,10 @@ void OpJudge::measure_block(const Block& block, Group& group) {
   for (size_t first = 0; first < count; first += most) {
     const size_t some = std::min(most, count - first);
     std::vector<Measured> all(some);
-    if (rows_.size() < some) rows_.resize(some);
+    if (measured.size() < some) measured.resize(some);
     parallel_for(block.threads, std::ssize(all), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) all[i] = measure_row(block, group, first + i, rows_[i]);
+      for (int64_t i = begin; i < end; ++i)
+        all[i] = measure_row(block, group, first + i, measured[i]);
     });
     const auto owner_of = [&](size_t i) { return group.owner[block.first + first + i]; };
     std::vector<int64_t> pooled;  // of rows that were measured elsewhere
@@ -269,7 +280,7 @@ void OpJudge::measure_block(const Block& block, Group& group) {
         member.sums.add(all[j].sums);
         member.orders.add(all[j].wrong, all[j].order);
       }
-      const std::span<Meter::Row> of_member = std::span(rows_).subspan(i, end - i);
+      const std::span<Meter::Row> of_member = std::span(measured).subspan(i, end - i);
       if (block.exact.measured)
         std::ranges::copy(
             member.meter->add(of_member, *block.exact.measured, first + i, block.threads),

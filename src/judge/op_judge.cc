@@ -30,11 +30,6 @@ constexpr int64_t kMostShown = 16;
 // contract's budget, which is wider, says nothing.
 constexpr int64_t kManyBeside = 64;
 
-// Whether the op norms a sum, which kernels may fuse with it.
-bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
-  return place.point->op == OpKind::norm && inputs.at(0).point->op == OpKind::add;
-}
-
 }  // namespace
 
 OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
@@ -204,17 +199,17 @@ bool OpJudge::join(const Place& place, const std::vector<Place>& inputs, const J
     outcomes = {inconclusive(trouble)};
     return false;
   }
-  add_rows(pass, node, group, outcomes);
+  add_rows(pass, node, group, &outcomes);
   return true;
 }
 
 void OpJudge::add_rows(const JudgedPass& pass, const NodeRows& node, Group& group,
-                       NodeOutcomes& outcomes) {
+                       NodeOutcomes* outcomes) {
   group.owner.insert(group.owner.end(), node.rows.size(), group.members.size());
   group.rows.insert(group.rows.end(), node.rows.begin(), node.rows.end());
   group.tokens.insert(group.tokens.end(), node.tokens.begin(), node.tokens.end());
   group.lengths.insert(group.lengths.end(), node.rows.size(), pass.seen.length_of(node.request));
-  group.members.emplace_back(&node, &outcomes);
+  group.members.emplace_back(&node, outcomes);
 }
 
 std::vector<NodeOutcomes> OpJudge::judge(const Place& place, const std::vector<Place>& inputs,
@@ -351,8 +346,10 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   const bool pools =
       stricter_of(first) == first && !group.blurred && !group.exact_angles && !group.merged;
   group.pool = pools ? &pools_[{key_of(place), contract}] : nullptr;
-  for (Group::Member& member : group.members)
+  for (Group::Member& member : group.members) {
     member.meter.emplace(meter_of(place, group, *member.node, group.pool, ProfiledRows::wrong));
+    member.measure.reset();
+  }
   if (!measure_under(contract, place, inputs, pass, group)) {
     group.answered = true;
     return;
@@ -364,7 +361,8 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
 NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& place,
                                        const Group& group, size_t i) {
   const OpKind op = place.point->op;
-  Measure measure = group.members[i].meter->finish();
+  const Group::Member& member = group.members[i];
+  Measure measure = member.measure ? *member.measure : member.meter->finish();
   // Limits are learnt, and lowered, where one rounding is all there is: other contracts and hidden
   // inputs have budgets of another make.
   if (contract == RoundingContract::fused && !group.blurred && !group.merged) {
@@ -374,7 +372,7 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
   }
   NodeOutcome outcome =
       outcome_of(std::move(measure), without_rows(group.tensor->shape), options_.limit_scale);
-  const std::optional<Order> order = group.members[i].orders.of_all();
+  const std::optional<Order> order = member.orders.of_all();
   if (outcome.verdict == Verdict::introduced && order)
     outcome.finding.rule += fmt::format("{}the same numbers in another order: {}",
                                         outcome.finding.rule.empty() ? "" : "; ", text_of(*order));

@@ -70,29 +70,31 @@ struct OtherContracts {
   bool says_nothing() const { return odd == tried; }
 };
 
+struct OpJudgeOptions {
+  DType dtype = DType::bf16;
+  int64_t page_size = 0;  // 0: not known
+  RowsToJudge rows;
+  double limit_scale = 1;
+  int threads = 0;           // that measure; 0: one a core
+  bool partial = false;      // the trace was not meant to hold every tensor
+  bool full = false;         // it was meant to hold the numbers of those that it has
+  bool may_saturate = true;  // as in JudgeOptions
+  Ties ties = Ties::any;     // what argmax and top_k promise of equal values
+  // Whether any pass of the trace has a tensor of the place; empty: of every one.
+  std::function<bool(const Place&)> recorded;
+  std::map<std::string, RoundingContract> contracts;  // declared, by point name
+  Limits limits;
+  // Is told, of each row that is judged under the first of its contracts, the exact result and
+  // the most that its elements may be off; by any of the threads that measure. Empty: nobody is.
+  std::function<void(const Place&, const Row&, std::span<const double> want,
+                     std::span<const double> limit)>
+      show;
+};
+
 // Judges the nodes of one place of a pass, each on its own recorded inputs.
 class OpJudge {
  public:
-  struct Options {
-    DType dtype = DType::bf16;
-    int64_t page_size = 0;  // 0: not known
-    RowsToJudge rows;
-    double limit_scale = 1;
-    int threads = 0;           // that measure; 0: one a core
-    bool partial = false;      // the trace was not meant to hold every tensor
-    bool full = false;         // it was meant to hold the numbers of those that it has
-    bool may_saturate = true;  // as in JudgeOptions
-    Ties ties = Ties::any;     // what argmax and top_k promise of equal values
-    // Whether any pass of the trace has a tensor of the place; empty: of every one.
-    std::function<bool(const Place&)> recorded;
-    std::map<std::string, RoundingContract> contracts;  // declared, by point name
-    Limits limits;
-    // Is told, of each row that is judged under the first of its contracts, the exact result and
-    // the most that its elements may be off; by any of the threads that measure. Empty: nobody is.
-    std::function<void(const Place&, const Row&, std::span<const double> want,
-                       std::span<const double> limit)>
-        show;
-  };
+  using Options = OpJudgeOptions;
 
   // graph: of what is judged. The graph is copied, the oracle borrowed: it is asked by this thread
   // and some of its own, one at a time unless it may be asked by several, a block of rows at a
@@ -186,7 +188,7 @@ class OpJudge {
                      Group& group);
   // Adds a node's rows to the group, which reads nothing yet.
   static void add_rows(const JudgedPass& pass, const NodeRows& node, Group& group,
-                       NodeOutcomes& outcomes);
+                       NodeOutcomes* outcomes);
   // The cache that the op attends to, into the group. Returns why it cannot be read; "": it can.
   std::string find_cache(const Place& kv, const JudgedPass& pass, const NodeRows& node,
                          Group& group) const;
@@ -206,10 +208,13 @@ class OpJudge {
                        size_t first, size_t count) const;
   // Whether the oracle may measure rows of the group where it computes.
   bool measures_there(const Place& place, const Group& group) const;
-  size_t block_of(const Group& group) const;  // rows
+  size_t rows_at_once(const Group& group) const;  // of a block
   Background& for_next_block();
   void ask_before();
   void ask_before(Expected& expected);
+  bool may_measure(Expected& expected) const;
+  void measure_beforehand(Expected& expected, const Question& question, const Exact& exact) const;
+  bool take_measured(const Question& question, const Exact& exact, Group& group);
   std::unique_ptr<Asked> or_asked_before(std::unique_ptr<Asked> asked);
   bool judge_block(const Question& question, size_t first, const Exact& exact,
                    const JudgedPass& pass, Group& group);
@@ -226,7 +231,11 @@ class OpJudge {
   bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row, Meter::Row& into) const;
-  void measure_block(const Block& block, Group& group);
+  // By this thread alone, and with nothing hidden before it.
+  Block block_of(const Question& question, size_t first, const Exact& exact,
+                 const TensorView& exact_model, const TensorView& rounded_model) const;
+  // measured: has room for its rows, and has them afterwards.
+  void measure_block(const Block& block, Group& group, std::vector<Meter::Row>& measured) const;
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);
   static bool is_of_one_element(const Group& group, size_t member);  // of many: its finding
@@ -249,9 +258,6 @@ class OpJudge {
   Graph graph_;
   std::unique_ptr<ThreadPool> threads_;     // null before there was something worth sharing
   Backgrounds for_places_, for_blocks_{1};  // that ask beforehand
-  // The places after the one that is judged, and this one, which are asked about beforehand.
-  std::deque<std::shared_ptr<Expected>> expected_;
-  std::shared_ptr<Expected> asked_before_;
   Options options_;
   using Key = std::pair<int, int>;  // order of the point, layer
   std::set<Key> misshapen_;         // in this pass
@@ -268,8 +274,13 @@ class OpJudge {
       wrong_by_shares_;  // attentions whose pools have rows that are wrong by their shares
   std::map<Key, OtherContracts> others_;
   JudgedRows judged_rows_;
-  std::vector<Meter::Row> rows_;  // of a block, for as long as it is measured
+  std::vector<Meter::Row> rows_;                     // of a block, for as long as it is measured
+  std::vector<std::vector<Meter::Row>> spare_rows_;  // the memory of others
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
+  // The places after the one that is judged, and this one, which are asked about beforehand. They
+  // end before all that is read then.
+  std::deque<std::shared_ptr<Expected>> expected_;
+  std::shared_ptr<Expected> asked_before_;
 };
 
 // Makes a verdict of a node's measure. row_shape: the axes after the rows. The place, pass and

@@ -1,9 +1,10 @@
 // The parts of an OpJudge's work on a place: op_judge.cc gathers nodes into groups and makes
 // outcomes of what they came to, op_questions.cc asks the oracle about blocks of their rows, also
-// before their turn, and op_blocks.cc measures them.
+// before their turn (op_expected.cc), and op_blocks.cc measures them.
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -13,6 +14,9 @@
 #include "src/judge/op_judge.h"
 
 namespace lockstep {
+
+// Elements of a block that are worth waking threads for.
+inline constexpr int64_t kSharedElements = 1 << 16;
 
 inline std::pair<int, int> key_of(const Place& place) {
   return {place.point->order(), place.layer};
@@ -26,7 +30,8 @@ struct OpJudge::Group {
     Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
     const NodeRows* node;
     NodeOutcomes* outcomes;
-    std::optional<Meter> meter;  // of the contract that is being tried
+    std::optional<Meter> meter;      // of the contract that is being tried
+    std::optional<Measure> measure;  // what that came to, where it was asked beforehand
     ErrorSums sums;
     RowOrders orders;  // of its wrong rows, under whatever contract
   };
@@ -65,6 +70,11 @@ struct OpJudge::Block {
   double gain;  // of rows that the oracle measured
 };
 
+// Whether the op norms a sum, which kernels may fuse with it.
+inline bool reads_sum(const Place& place, const std::vector<Place>& inputs) {
+  return place.point->op == OpKind::norm && inputs.at(0).point->op == OpKind::add;
+}
+
 struct OpJudge::Measured {
   ErrorSums sums;
   bool wrong = false;  // an element is over its budget
@@ -90,15 +100,16 @@ struct OpJudge::Asked {
       : oracle(asked), question(std::move(about)), first(first_) {}
   Asked(const Asked&) = delete;
   // Whoever answers reads the question.
-  ~Asked() {
-    if (by) by->wait();
-  }
+  ~Asked() { wait(); }
 
-  void begin(Background& background) {
+  // then: is done with the answer by the thread that has it; may be empty.
+  void begin(Background& background, std::function<void(const Exact&)> then = {}) {
     by = &background;
-    background.begin([this] {
+    ++by->waited_for;
+    background.begin([this, then = std::move(then)] {
       try {
         found = oracle.evaluate(question.call);
+        if (then) then(found);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -106,9 +117,15 @@ struct OpJudge::Asked {
   }
   Exact answer() {
     if (!by) return oracle.evaluate(question.call);
-    std::exchange(by, nullptr)->wait();
+    wait();
     if (failure) std::rethrow_exception(failure);
     return std::move(found);
+  }
+
+  void wait() {
+    if (!by) return;
+    --by->waited_for;
+    std::exchange(by, nullptr)->wait();
   }
 
   Oracle& oracle;
@@ -119,12 +136,20 @@ struct OpJudge::Asked {
   std::exception_ptr failure;
 };
 
-// A place after the one that is judged, and its first block once that was asked about.
+// A place after the one that is judged, and its first block once that was asked about. Where that
+// is all of its rows, whoever has the answer measures them too, each thread those of another place:
+// the members of its group have come to their measures then.
 struct OpJudge::Expected {
+  Expected(const Place& place_, const std::vector<Place>& inputs_, const JudgedPass& pass_)
+      : place(place_), inputs(inputs_), pass(&pass_) {}
+
   Place place;
   std::vector<Place> inputs;
   const JudgedPass* pass;
   Group group;
+  RecordedTensor of_exact, of_rounded;  // of the two models, in host memory: what is read of them
+  std::vector<Meter::Row> rows;         // that were measured
+  bool is_measured = false;
   std::unique_ptr<Asked> asked;  // null: not yet, or it is not known what will be asked
   bool was_asked = false;        // or found to be none that is
 };

@@ -219,7 +219,7 @@ std::optional<NodeOutcome> OpJudge::outcome_of_merge(const Place& place,
   if (std::ranges::any_of(shares, unread) || !fit_each_other(shares, pass, node)) return {};
   NodeOutcomes merged;
   Group group{.tensor = pass.seen.tensor(place, node.request), .compared = true, .merged = true};
-  add_rows(pass, node, group, merged);
+  add_rows(pass, node, group, &merged);
   judge_under(RoundingContract::fused, place, shares, pass, group);
   forgive_turned_roundings(merged.front());
   return merged.front();

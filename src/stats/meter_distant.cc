@@ -39,6 +39,7 @@ Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain,
 // The columns of a node are of its distinct rows.
 std::vector<int64_t> Meter::add(std::span<Row> rows, const DistantRows& elements, size_t first,
                                 ThreadPool* threads) {
+  begin_columns();
   const Added added = add_whole(rows, threads);
   const auto numbers_of = [&](std::span<const Row* const> some) {
     std::vector<int64_t> numbers;

@@ -81,11 +81,15 @@ Meter::Meter(const Meter::Options& options, int64_t rows, PlacePool* pool)
   if (head_size_ > 0) heads_.resize(options.row_shape[0]);
   if (options.node_class != NodeClass::exact) rows_.reserve(rows);
   // A column has an element a row: with fewer rows none is long enough for T4.
-  if (rows < kLeastSlice) return;
-  columns_.resize(row_size_);
-  worst_of_columns_.resize(row_size_);
-  most_of_columns_.resize(row_size_, -1);
-  most_misrounded_of_columns_.resize(row_size_, -1);
+  if (rows >= kLeastSlice) column_count_ = row_size_;
+}
+
+void Meter::begin_columns() {
+  if (columns_.size() == static_cast<size_t>(column_count_)) return;
+  columns_.resize(column_count_);
+  worst_of_columns_.resize(column_count_);
+  most_of_columns_.resize(column_count_, -1);
+  most_misrounded_of_columns_.resize(column_count_, -1);
 }
 
 Element beside_row(Element e, double size) {
@@ -400,6 +404,7 @@ void Meter::add_head(size_t head, const Added& added) {
 }
 
 void Meter::add(std::span<Row> rows, ThreadPool* threads) {
+  begin_columns();
   const Added added = add_whole(rows, threads);
   std::vector<const WeighedRow*> pooled;
   for (const Row* row : added.pooled) pooled.push_back(&row->elements);

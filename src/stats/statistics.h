@@ -191,6 +191,8 @@ class Meter {
   void end_groups(Row& measured, const RowNumbers& row, const StoredRow& stored) const;
   void end_group(Row& measured, const GroupSums& group, const NodeSlice& worst) const;
   void merge(Row& row);
+  // Columns are many, and not every meter measures.
+  void begin_columns();
   // Adds all that is of whole rows; those whose columns are to be added, of the node and its pool.
   struct Added {
     std::vector<const Row*> distinct, pooled;
@@ -218,7 +220,7 @@ class Meter {
   PlacePool* pool_;
   SlicesByKey rows_, pages_;
   std::vector<NodeSlice> heads_;
-  // Only when a column can be long enough.
+  int64_t column_count_ = 0;  // 0: no column can be long enough
   ColumnSums columns_;
   struct WorstOfColumn {
     Element worst;

@@ -63,6 +63,14 @@ auto fields(const Finding& f) {
                     f.value, f.limit, f.budgets, f.rule, f.want, f.got);
 }
 
+// What a place came to, over all passes too.
+auto fields(const PlaceSummary& p) {
+  return std::tuple(text_of(p.place), p.judged, p.verdict, p.worst_t1, p.worst_t2, p.worst_of_row,
+                    p.worst_request, p.worst_position, p.worst_pass, p.introduced_rms,
+                    p.propagated_rms, p.total_rms, p.has_t2, p.ancestor);
+}
+auto fields(const Reached& r) { return std::tuple(r.inner, r.rms, r.share, r.gain); }
+
 // An oracle of a device, which measures nothing there: the models compute beside the judge then,
 // and several places are asked about at once.
 class DeviceOracle final : public FakeOracle {
@@ -155,13 +163,26 @@ TEST_F(PartsTest, WhatIsComputedAndAskedAheadChangesNothing) {
   for (RecordedTensor& t : turned.passes[1].tensors)
     if (t.point->is_cache() && t.layer == 1)
       t.shape = {t.shape[0], 2, t.shape[3], t.shape[2]}, t.data = t.data.part(0, t.shape, t.dtype);
-  for (const FakeRun& run : {clean(), spoilt("attn.v", 0, 1, shift), turned}) {
+  // In fp32 no node of so few rows has a gain, but all rows of a place together.
+  FakeModel in_fp32(DType::f32);
+  for (const FakeRun& run : {clean(), spoilt("attn.v", 0, 1, shift), turned,
+                             fake_run(in_fp32, DType::f32, 1, {200, 190})}) {
     // Else a graph could not be captured then.
     const auto nobody_asks = [&] { EXPECT_EQ(oracle.asking, 0); };
     const Judgement beside = judged_live(run, oracle, nobody_asks), alone = expect_same(run);
     EXPECT_EQ(beside.result.story, alone.result.story);
     EXPECT_EQ(beside.result.notes, alone.result.notes);
     EXPECT_EQ(beside.early, alone.early);
+    EXPECT_EQ(beside.result.limit_ratio, alone.result.limit_ratio);
+    ASSERT_EQ(beside.result.findings.size(), alone.result.findings.size());
+    for (size_t i = 0; i < alone.result.findings.size(); ++i)
+      EXPECT_EQ(fields(beside.result.findings[i]), fields(alone.result.findings[i]));
+    ASSERT_EQ(beside.result.places.size(), alone.result.places.size());
+    for (size_t i = 0; i < alone.result.places.size(); ++i)
+      EXPECT_EQ(fields(beside.result.places[i]), fields(alone.result.places[i]));
+    ASSERT_EQ(beside.result.reached.size(), alone.result.reached.size());
+    for (const auto& [op, reached] : alone.result.reached)
+      EXPECT_EQ(fields(beside.result.reached.at(op)), fields(reached)) << static_cast<int>(op);
     for (const Verdict v : {Verdict::rounding, Verdict::propagated, Verdict::introduced})
       EXPECT_EQ(count(beside.result, v), count(alone.result, v)) << name_of(v);
   }
