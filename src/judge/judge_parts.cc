@@ -272,9 +272,13 @@ void Judge::State::remember_caches(size_t until) {
     }
 }
 
-void Judge::State::begin_to_remember(size_t until) {
+bool Judge::State::remembers_meanwhile() const {
   constexpr size_t kLong = 256;  // rows
-  if (work->seen->info().rows.size() < kLong) return remember_caches(until);
+  return work->seen->info().rows.size() >= kLong;
+}
+
+void Judge::State::begin_to_remember(size_t until) {
+  if (!remembers_meanwhile()) return remember_caches(until);
   if (!for_history) for_history = std::make_unique<Background>();
   for_history->begin([this, until] { remember_caches(until); });
 }
@@ -317,7 +321,7 @@ std::vector<NodeId> Judge::State::judge_part() {
     for (; expected < std::min(part.end, i + 1 + op_judge.most_expected()); ++expected) {
       const Place& place = ledger.places()[expected];
       if (row_of(place.point->op).attends) {
-        if (expected > i + kSoon) break;
+        if (remembers_meanwhile() && expected > i + kSoon) break;
         await_history();
       }
       if (!options.selection.has(*place.point, place.layer)) continue;

@@ -110,6 +110,7 @@ struct Judge::State {
   // somebody asks for the history.
   void remember_caches(size_t until);
   void begin_to_remember(size_t until);
+  bool remembers_meanwhile() const;
   void await_history() {
     if (for_history) for_history->wait();
   }
