@@ -39,7 +39,7 @@ __device__ double sum_of_lanes(double x) {
   return x;
 }
 
-// kRows: as many rows at least; those past the last one are the last one again.
+// kRows: p.rows or more, of which those past the last one are the last one again.
 template <typename W, int kAtOnce, int kRows>
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(FewRows p) {
   const int64_t output = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;

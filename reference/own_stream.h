@@ -20,6 +20,7 @@ namespace lockstep {
 // whoever computes does so at once.
 class OwnStream {
  public:
+  // Another one may have it once this and its copies are gone.
   explicit OwnStream(const c10::Device& device);
   // The one of the thread that calls; none in a build without kernels of the reference, where all
   // queue on the device's own. Another thread has it when this one has ended, and finds the memory

@@ -28,8 +28,9 @@ struct ReferenceOptions {
   int threads = 0;     // 0: all cores
   int gpu = -1;        // number of the CUDA device that computes; -1: the CPU does
   int64_t memory = 0;  // bytes that bound_memory() leaves of it; 0: all that is free
-  // Elements of an oracle's question from which on a device answers and measures it: the numbers of
-  // fewer come sooner from here than the launches are begun that make them there.
+  // Elements of an oracle's question from which on a device measures its rows, and answers it where
+  // the op reads no large weight: the numbers of fewer come sooner from here than the launches are
+  // begun that make them there. Products and attention are always answered there.
   int64_t least = 1 << 15;
 };
 

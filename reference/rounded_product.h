@@ -14,7 +14,7 @@ namespace lockstep {
 using Multiply = std::function<at::Tensor(const at::Tensor& operand, at::Tensor* magnitude,
                                           const HeldWeights::Tf32* tf32)>;
 
-// x W^T, [rows, outputs] in fp64, where x is; and as much of what it may be off, filled in:
+// x W^T, [rows, outputs] in fp64, where x is. What it may be off is filled in likewise:
 // `magnitude`, and under tf32 `halves`, what operands that lie halfway may move it by.
 at::Tensor product_under(RoundingContract contract, const at::Tensor& x, at::Tensor& magnitude,
                          at::Tensor& halves, const Multiply& multiply);

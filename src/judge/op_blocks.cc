@@ -26,9 +26,6 @@ namespace {
 constexpr int64_t kBlockBytes = 64 << 20, kMostBlockBytes = 512 << 20, kFewRows = 64;
 // About twelve fp64 values an element: result, magnitudes, budget, the two models, temporaries.
 constexpr int64_t kBytesPerElement = 100;
-// Elements of a block that are measured before they are added up: nine numbers each are kept until
-// then.
-constexpr size_t kAtATime = 1 << 19;
 
 // One row of a tensor as fp64, or nothing.
 std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vector<double>& into) {

@@ -18,13 +18,14 @@ namespace {
 
 // An answer about fewer elements of a processor comes sooner than another thread wakes.
 constexpr size_t kManyElements = 1 << 16;
-// Places that are asked about at once where several may be: of so many elements together, or so
-// few.
+// Places that are asked about at once, beside the one that is reached, where several may be: of so
+// many elements together, or so few.
 constexpr size_t kMostExpected = 7, kLeastExpected = 3;
 constexpr int64_t kExpectedElements = 1 << 22;
 // Elements of a place from which on its rows are better shared among all processors, when it is
 // their turn: of many rows they would keep one too long.
-constexpr int64_t kManyToMeasure = 1 << 19;
+constexpr size_t kManyToMeasure = 1 << 19;
+static_assert(kManyToMeasure <= kAtATime, "all rows of a place are kept until it is their turn");
 
 // Does as Meter::add does of rows that it adds to a pool.
 void add_to_pool(std::span<const Meter::Row> rows, const Exact& exact, int64_t columns,
@@ -119,7 +120,7 @@ void OpJudge::ask_before(Expected& expected) {
   expected.asked = std::make_unique<Asked>(
       oracle_, question_of(contract, place, inputs, pass, group, 0, count), 0);
   std::function<void(const Exact&)> then;
-  if (count == group.rows.size() && may_measure(expected)) {
+  if (count == group.rows.size() && prepare_to_measure(expected)) {
     if (!spare_rows_.empty()) {
       expected.rows = std::move(spare_rows_.back());
       spare_rows_.pop_back();
@@ -134,11 +135,12 @@ void OpJudge::ask_before(Expected& expected) {
 // Whether all that the rows are measured by is there by now but for the oracle's answer. Where an
 // answer is computed by all processors, so are measures. Models are read here where an answer that
 // has no measures is read beside them.
-bool OpJudge::may_measure(Expected& expected) const {
+bool OpJudge::prepare_to_measure(Expected& expected) const {
   const JudgedPass& pass = *expected.pass;
   const OracleCall& call = expected.asked->question.call;
   const int64_t elements = expected.asked->question.got.view().count();
-  if (!oracle_.asked_by_several() || options_.show || elements >= kManyToMeasure) return false;
+  if (!oracle_.asked_by_several() || options_.show) return false;
+  if (static_cast<size_t>(elements) >= kManyToMeasure) return false;
   if (!pass.exact) return true;
   if (!call.measure.got.empty()) return !call.measure.brings;
   if (elements >= kSharedElements) return false;
@@ -170,7 +172,8 @@ void OpJudge::measure_beforehand(Expected& expected, const Question& question,
 // are to be now.
 bool OpJudge::take_measured(const Question& question, const Exact& exact, Group& group) {
   Expected* const before = asked_before_.get();
-  // Whoever answered this question has ended: what it did besides is looked at after that alone.
+  // Only where this is its question has its thread surely ended: that is asked before the rest is
+  // read.
   const bool theirs = before && question.call.rows.data() == before->group.rows.data() &&
                       before->is_measured && !group.compared && !group.blurred &&
                       before->group.owner == group.owner;

@@ -139,9 +139,9 @@ class OpJudge {
   // may be shares that fit such a contract alone: the finding is of a region that they are in.
   void judge_merge(const Place& place, const std::vector<Place>& shares, const JudgedPass& pass,
                    std::vector<NodeOutcomes>& outcomes);
-  // Before a place is reached: which ones of the pass come after it, in their order, so that the
-  // oracle is asked about them while this one is judged. At most so many are expected at a time.
-  // `pass` must live until none is.
+  // Before a place is reached: which ones of the pass come next, it and those after it, in their
+  // order, so that the oracle is asked about them while this one is judged. At most so many are
+  // expected at a time beside it. `pass` must live until none is.
   size_t most_expected() const;
   void expect(const Place& place, const std::vector<Place>& inputs, const JudgedPass& pass);
   void expect_none();
@@ -212,7 +212,7 @@ class OpJudge {
   Background& for_next_block();
   void ask_before();
   void ask_before(Expected& expected);
-  bool may_measure(Expected& expected) const;
+  bool prepare_to_measure(Expected& expected) const;
   void measure_beforehand(Expected& expected, const Question& question, const Exact& exact) const;
   bool take_measured(const Question& question, const Exact& exact, Group& group);
   std::unique_ptr<Asked> or_asked_before(std::unique_ptr<Asked> asked);
@@ -231,10 +231,11 @@ class OpJudge {
   bool narrow_enough(const Block& block);
   Budget budget_of_row(const Block& block, size_t row) const;
   Measured measure_row(const Block& block, const Group& group, size_t row, Meter::Row& into) const;
-  // By this thread alone, and with nothing hidden before it.
+  // A block that no other threads share, of inputs that are all known.
   Block block_of(const Question& question, size_t first, const Exact& exact,
                  const TensorView& exact_model, const TensorView& rounded_model) const;
-  // measured: has room for its rows, and has them afterwards.
+  // measured: room that is used again. It has all rows afterwards where the block has at most
+  // kAtATime elements or the oracle measured it, else the last ones.
   void measure_block(const Block& block, Group& group, std::vector<Meter::Row>& measured) const;
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);

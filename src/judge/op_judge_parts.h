@@ -17,6 +17,8 @@ namespace lockstep {
 
 // Elements of a block that are worth waking threads for.
 inline constexpr int64_t kSharedElements = 1 << 16;
+// And those that are measured before they are added up: nine numbers each are kept until then.
+inline constexpr size_t kAtATime = 1 << 19;
 
 inline std::pair<int, int> key_of(const Place& place) {
   return {place.point->order(), place.layer};
@@ -136,9 +138,9 @@ struct OpJudge::Asked {
   std::exception_ptr failure;
 };
 
-// A place after the one that is judged, and its first block once that was asked about. Where that
-// is all of its rows, whoever has the answer measures them too, each thread those of another place:
-// the members of its group have come to their measures then.
+// The place that is judged or one after it, and its first block once that was asked about. Where
+// that is all of its rows, whoever has the answer measures them too, each thread those of another
+// place: the members of its group have come to their measures then.
 struct OpJudge::Expected {
   Expected(const Place& place_, const std::vector<Place>& inputs_, const JudgedPass& pass_)
       : place(place_), inputs(inputs_), pass(&pass_) {}

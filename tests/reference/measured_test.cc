@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "src/judge/budget.h"
@@ -23,25 +27,57 @@
 namespace lockstep {
 namespace {
 
+// Rows of another, for which there is memory where that thread asks alone.
+class Lacking final : public DistantRows {
+ public:
+  Lacking(std::shared_ptr<const DistantRows> of, std::thread::id has, std::atomic<int>& lacked)
+      : of_(std::move(of)), has_(has), lacked_(lacked) {}
+  void put_row(size_t i, DistantRow& into) const override {
+    if (std::this_thread::get_id() != has_ && i > 0) {
+      ++lacked_;
+      throw NoMemory("no memory for a row");
+    }
+    of_->put_row(i, into);
+  }
+  std::shared_ptr<const DistantColumns> columns(std::span<const int64_t> rows) const override {
+    return of_->columns(rows);
+  }
+
+ private:
+  std::shared_ptr<const DistantRows> of_;
+  std::thread::id has_;
+  std::atomic<int>& lacked_;
+};
+
+// How several threads may ask at once: not at all, or what they measure has memory or lacks it.
+enum class Several : uint8_t { no, yes, lacking };
+
 // Answers as another does, which it takes for one on a device, and counts what was measured there.
 // It has memory for `most` rows.
 class Distant final : public Oracle {
  public:
-  Distant(Oracle& of, bool measures, int64_t least, size_t most)
-      : of_(of), measures_(measures), least_(least), most_(most) {}
+  Distant(Oracle& of, bool measures, int64_t least, size_t most, Several several = Several::no)
+      : of_(of), measures_(measures), least_(least), most_(most), several_(several) {}
   Graph graph() const override { return of_.graph(); }
   bool has_bias(const Place& place) const override { return of_.has_bias(place); }
   int64_t chosen_experts() const override { return of_.chosen_experts(); }
   bool on_device() const override { return measures_; }
+  bool asked_by_several() const override { return several_ != Several::no; }
   int64_t least_measured() const override { return least_; }
   Exact evaluate(const OracleCall& call) override {
+    const std::lock_guard lock(mutex_);  // the other one is asked by one thread at a time
+    asked_beforehand += std::this_thread::get_id() == judge_ ? 0 : 1;
     if (call.rows.size() > most_) throw NoMemory("no memory for that many rows");
     Exact exact = of_.evaluate(call);
     ++(exact.measured ? measured : looked_at);
     if (exact.measured) ops.insert(call.place.point->op);
+    if (exact.measured && several_ == Several::lacking)
+      exact.measured = std::make_shared<const Lacking>(exact.measured, judge_, lacked);
     return exact;
   }
   int measured = 0, looked_at = 0;  // blocks
+  int asked_beforehand = 0;
+  std::atomic<int> lacked = 0;
   std::set<OpKind> ops;
 
  private:
@@ -49,6 +85,9 @@ class Distant final : public Oracle {
   bool measures_;
   int64_t least_;
   size_t most_;
+  Several several_;
+  std::mutex mutex_;
+  std::thread::id judge_ = std::this_thread::get_id();
 };
 
 // Shows what another model does as if it lay on a device, where nobody here may look.
@@ -204,8 +243,9 @@ class MeasuredRows : public testing::TestWithParam<int> {
   // least: elements that are measured there. most: rows that it has memory for.
   // by: who answers; null: oracle_.
   Result judged(const Passes& passes, bool distant, int64_t least = 0,
-                size_t most = std::numeric_limits<size_t>::max(), Oracle* by = nullptr) {
-    asked_ = std::make_unique<Distant>(by ? *by : *oracle_, distant, least, most);
+                size_t most = std::numeric_limits<size_t>::max(), Oracle* by = nullptr,
+                Several several = Several::no) {
+    asked_ = std::make_unique<Distant>(by ? *by : *oracle_, distant, least, most, several);
     const auto model = [&](DType compute) {
       return open_reference().model(
           stored_.checkpoint(), {.dtype = DType::bf16, .gpu = distant ? GetParam() : -1}, compute);
@@ -587,6 +627,15 @@ TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
       const Result parts = judged(passes, true, least, /*most=*/3);
       EXPECT_EQ(asked_->measured > 100, least == 0) << where;
       expect_same(parts, here, where + " by parts");
+    }
+    // By threads that measure the rows of places to come as well, or have no memory for it.
+    for (const Several several : {Several::yes, Several::lacking}) {
+      const Result ahead =
+          judged(passes, true, 0, std::numeric_limits<size_t>::max(), nullptr, several);
+      EXPECT_GT(asked_->measured, 50) << where;
+      EXPECT_GT(asked_->asked_beforehand, 50) << where;
+      EXPECT_EQ(asked_->lacked > 0, several == Several::lacking) << where;
+      expect_same(ahead, here, where + " by several");
     }
     // So few rows are answered on the processors but where they are measured.
     const Result few_there = judged(passes, true, 0, /*most=*/3, by_itself.get());
