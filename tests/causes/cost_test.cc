@@ -62,12 +62,12 @@ void put_requests(JudgedRun& run) {
   run.requests = {{.prompt = some_tokens(100, run.checkpoint.config().vocab), .max_new = 16}};
 }
 
-// A processor that is shared takes longer for the same, now and then by a third: the least of some
+// A processor that is shared takes longer for the same, now and then by half: the least of some
 // measurements is what it takes.
 Cost cost_of(JudgedRun run) {
   put_requests(run);
   Cost least;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 6; ++i) {
     Cost cost;
     Result result;
     run.causes = false;
