@@ -9,6 +9,7 @@
 
 namespace lockstep {
 
+// Rows up to which products are read from the weight as it is held, and not widened first.
 inline constexpr int64_t kMostFewRows = 8;
 inline constexpr int64_t kFewRowsTerms = 8;  // their number is a multiple of this
 

@@ -36,8 +36,6 @@ constexpr int64_t kWidestOnDevice = 1 << 25;
 constexpr int64_t kSummedBlock = 1 << 20;
 // Rows of x from which on magnitudes in fp32 are faster than in fp64, though they take more calls.
 constexpr int64_t kManyRows = 16;
-// Rows of x up to which products are read from the weight as it is held, and not widened first.
-constexpr int64_t kFewRows = kMostFewRows;
 
 // The checkpoint's name of a tensor of that place.
 std::string name_at(const Place& place, const char* part) {
@@ -131,7 +129,7 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
   if (magnitude) *magnitude = at::empty_like(y);
   if (tf32) *tf32->halves = at::empty_like(y);
-  const bool few = wide_ == DType::f64 && run_ != DType::f64 && x.size(0) <= kFewRows && !tf32;
+  const bool few = wide_ == DType::f64 && run_ != DType::f64 && x.size(0) <= kMostFewRows && !tf32;
   if (few && gpu_ >= 0 && has_few_rows_kernels() && inputs % kFewRowsTerms == 0 && y.numel() > 0) {
     multiply_there(x, weight, y, magnitude);
     return y;

@@ -23,7 +23,7 @@ void Background::let_end() {
   failure_ = nullptr;
 }
 
-Background& Backgrounds::free() {
+Background& Backgrounds::idle() {
   for (std::unique_ptr<Background>& one : all_) {
     if (!one) one = std::make_unique<Background>();
     if (one->waited_for == 0) return *one;

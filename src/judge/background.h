@@ -42,7 +42,7 @@ class Backgrounds {
  public:
   explicit Backgrounds(size_t count) : all_(count) {}
   // The first that nobody waits for; the first of all where there is none.
-  Background& free();
+  Background& idle();
 
  private:
   std::vector<std::unique_ptr<Background>> all_;

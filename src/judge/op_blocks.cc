@@ -67,7 +67,7 @@ bool OpJudge::measure_under(RoundingContract contract, const Place& place,
   std::unique_ptr<Asked> asked = or_asked_before(asked_from(0));
   while (asked) {
     // Most oracles are asked one question at a time.
-    if (!asked->by && !oracle_.asked_by_several()) for_places_.free().wait();
+    if (!asked->by && !oracle_.asked_by_several()) for_places_.idle().wait();
     const Exact exact = asked->answer();
     std::unique_ptr<Asked> next = asked_from(asked->first + asked->question.call.rows.size());
     // Where inputs are known but for an error, this thread asks more about the block.

@@ -59,7 +59,7 @@ void OpJudge::expect_none() {
 
 void OpJudge::reach(const Place& place) {
   // The oracle may be asked about what is hidden before the place as well.
-  if (!oracle_.asked_by_several()) for_places_.free().wait();
+  if (!oracle_.asked_by_several()) for_places_.idle().wait();
   hidden_.reach(place);
   asked_before_ = nullptr;
   if (oracle_.asked_by_several()) ask_before();
@@ -129,7 +129,7 @@ void OpJudge::ask_before(Expected& expected) {
       measure_beforehand(expected, question, exact);
     };
   }
-  expected.asked->begin(for_places_.free(), std::move(then));
+  expected.asked->begin(for_places_.idle(), std::move(then));
 }
 
 // Whether all that the rows are measured by is there by now but for the oracle's answer. Where an

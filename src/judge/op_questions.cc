@@ -85,7 +85,7 @@ std::string OpJudge::find_cache(const Place& kv, const JudgedPass& pass, const N
 
 // One thread asks all questions beforehand where the oracle is asked by one at a time.
 Background& OpJudge::for_next_block() {
-  return oracle_.asked_by_several() ? for_blocks_.free() : for_places_.free();
+  return oracle_.asked_by_several() ? for_blocks_.idle() : for_places_.idle();
 }
 
 }  // namespace lockstep
