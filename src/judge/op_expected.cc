@@ -98,8 +98,12 @@ void OpJudge::ask_before(Expected& expected) {
   std::vector<Place> read = inputs;
   if (is_of_sum(contract) && reads_sum(place, inputs))
     std::ranges::copy(graph_.inputs_of(inputs[0]), std::back_inserter(read));
+  const auto lacks = [&](const Place& input) {
+    const RecordedTensor* tensor = pass.seen.tensor(input, -1);
+    return reads(input) && (!tensor || tensor->data.view().empty());
+  };
   for (const Place& input : read)
-    if (hidden_.covers(input) || (reads(input) && !pass.seen.tensor(input, -1))) return;
+    if (hidden_.covers(input) || lacks(input)) return;
   std::span<const NodeRows> nodes = pass.seen.nodes_of(place);
   if (row_of(place.point->op).attends && !nodes.empty()) {
     nodes = nodes.first(1);
