@@ -1,6 +1,7 @@
 // A choice is explained by the ranks of what was chosen among the values: 0, 1, .. k - 1 would be
 // right, in any order where no order was promised. One index of a row is also held against what
-// other rows and parts of the vocabulary have.
+// other rows and parts of the vocabulary have. A way to go wrong that knows no rows is refuted by a
+// right row that it would have made wrong.
 #include "src/causes/choices.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,20 @@
 namespace lockstep {
 namespace {
 
-using Tally = std::map<std::string, int64_t>;
+constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
+
+// A way to go wrong: the rows that it explains, and the indices that it can choose in any row.
+struct Way {
+  int64_t explained = 0;
+  int64_t first = 0, end = kNoEnd;
+};
+using Ways = std::map<std::string, Way>;
+
+void add(Ways& ways, const std::string& says, int64_t first = 0, int64_t end = kNoEnd) {
+  Way& way = ways[says];
+  ++way.explained;
+  way.first = first, way.end = end;
+}
 
 // Where an index stands among the values that it is chosen from, the largest first: 0. Of equal
 // values the first one ranks higher, as in kernels/argmax.h and routing.h.
@@ -40,36 +54,45 @@ int64_t largest_of(const TensorView& values, int64_t row, int64_t first, int64_t
     if (value_at(values, row * width + i) > value_at(values, row * width + best)) best = i;
   return best;
 }
+
+// The index of the number of a row that is furthest from 0.
+int64_t largest_unsigned(const TensorView& values, int64_t row) {
+  const int64_t width = values.row_size();
+  int64_t size = 0;
+  for (int64_t i = 0; i < width; ++i)
+    if (std::fabs(value_at(values, row * width + i)) >
+        std::fabs(value_at(values, row * width + size)))
+      size = i;
+  return size;
+}
+
+constexpr const char* kOfFirstRow = "the choice of the pass's first row in every row";
+constexpr const char* kUnsigned = "the largest without its sign";
+
 // One choice of a row, which is not the index of its largest value.
-void explain_choice(const TensorView& values, int64_t row, int64_t index, Tally& tally) {
+void explain_choice(const TensorView& values, int64_t row, int64_t index, Ways& ways) {
   const int64_t width = values.row_size(), right = largest_of(values, row, 0, width);
-  if (std::abs(index - right) == 1) ++tally[fmt::format("the index {:+d}", index - right)];
+  if (std::abs(index - right) == 1) add(ways, fmt::format("the index {:+d}", index - right));
   for (const int64_t beside : {row - 1, row + 1})
     if (beside >= 0 && beside < values.rows() && index == largest_of(values, beside, 0, width))
-      ++tally[fmt::format("the choice of the row {:+d}", beside - row)];
-  if (row > 0 && index == largest_of(values, 0, 0, width))
-    ++tally["the choice of the pass's first row in every row"];
+      add(ways, fmt::format("the choice of the row {:+d}", beside - row));
+  if (row > 0 && index == largest_of(values, 0, 0, width)) add(ways, kOfFirstRow);
   // A part of the vocabulary: of a rank, of a block, or what an index of few bits reaches.
   std::set<int64_t> ends = {width - 1, width / 2, width / 4, width / 8, 3 * (width / 4)};
   for (int64_t power = 16; power < width; power *= 2) ends.insert(power);
   for (const int64_t end : ends) {
     if (end < 1 || right < end) continue;
     if (index == largest_of(values, row, 0, end))
-      ++tally[fmt::format("the largest of the first {} alone", end)];
-    if (index == right % end) ++tally[fmt::format("the index modulo {}", end)];
+      add(ways, fmt::format("the largest of the first {} alone", end), 0, end);
+    if (index == right % end) add(ways, fmt::format("the index modulo {}", end), 0, end);
   }
   for (const int64_t first : {int64_t{1}, width / 2})
     if (right < first && index == largest_of(values, row, first, width))
-      ++tally[fmt::format("the largest without the first {}", first)];
-  int64_t size = 0;
-  for (int64_t i = 0; i < width; ++i)
-    if (std::fabs(value_at(values, row * width + i)) >
-        std::fabs(value_at(values, row * width + size)))
-      size = i;
-  if (index == size) ++tally["the largest without its sign"];
+      add(ways, fmt::format("the largest without the first {}", first), first);
+  if (index == largest_unsigned(values, row)) add(ways, kUnsigned);
   if (index >= 0 && index < width &&
       value_at(values, row * width + index) == value_at(values, row * width + right))
-    ++tally["a later one of equal values"];
+    add(ways, "a later one of equal values");
 }
 
 // Whether those are the largest of the first `end` values of a row, in any order.
@@ -86,47 +109,86 @@ bool is_top_of_first(const TensorView& values, int64_t row, int64_t end,
   return above == std::ssize(chosen);
 }
 
+// The choices of a row of a record.
+std::span<const int32_t> choices_of(const TensorView& chosen, int64_t row) {
+  const int64_t k = chosen.row_size();
+  return {chosen.as<const int32_t>() + row * k, static_cast<size_t>(k)};
+}
+
+// One row's choices of several, which are not the largest.
+void explain_choices(const TensorView& values, int64_t row, std::span<const int32_t> chosen,
+                     const std::vector<int64_t>& ranks, Ways& ways) {
+  const int64_t width = values.row_size(), k = std::ssize(chosen);
+  const auto each = [&](auto of) {
+    for (int64_t c = 0; c < k; ++c)
+      if (ranks[c] != of(c)) return false;
+    return true;
+  };
+  if (each([&](int64_t c) { return k - 1 - c; })) add(ways, "choices in opposite order");
+  const bool others =
+      std::ranges::all_of(ranks, [&](int64_t rank) { return rank >= 0 && rank < k; });
+  if (k <= 16 && !others) add(ways, fmt::format("chosen by rank: {}", fmt::join(ranks, ", ")));
+  for (int64_t end = k; end < width; ++end)
+    if (is_top_of_first(values, row, end, chosen))
+      add(ways, fmt::format("the largest of the first {} alone", end), 0, end);
+  bool first = true;
+  for (int64_t c = 0; c < k; ++c) first = first && chosen[c] == c;
+  if (first) add(ways, "the first ones, whatever their values", 0, k);
+  if (others && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
+    add(ways, "the right choices in another order");
+}
+
+// Takes out the ways that a right row did not go, though it would have gone wrong so.
+void refute(const TensorView& values, int64_t row, std::span<const int32_t> chosen, Ways& ways) {
+  const auto [least, most] = std::ranges::minmax(chosen);
+  std::erase_if(ways, [&](const auto& one) {
+    const auto& [says, way] = one;
+    if (least < way.first || most >= way.end) return true;
+    if (says == kOfFirstRow) return row > 0 && most != largest_of(values, 0, 0, values.row_size());
+    return says == kUnsigned && most != largest_unsigned(values, row);
+  });
+}
+
 }  // namespace
 
 ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request,
                             Ties ties) {
+  constexpr size_t kMostRight = 64;  // of the rows of a vocabulary that are looked at
   ExactNode node;
-  Tally tally;
+  Ways ways;
   const TensorView chosen = got.data;
   const int64_t k = chosen.row_size(), width = values.row_size();
+  std::vector<int64_t> right;
   for (size_t r = 0; r < got.rows.size(); ++r) {
-    if (got.rows[r].request != request) continue;
+    const bool own = got.rows[r].request == request;
+    if (!own && right.size() >= kMostRight) continue;
     const int64_t row = r;
-    std::vector<int64_t> ranks;
-    for (int64_t c = 0; c < k; ++c)
-      ranks.push_back(rank_of(values, row, chosen.as<const int32_t>()[row * k + c]));
-    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) continue;
-    ++node.wrong;
-    const auto each = [&](auto of) {
-      for (int64_t c = 0; c < k; ++c)
-        if (ranks[c] != of(c)) return false;
-      return true;
-    };
-    if (each([](int64_t c) { return c + 1; }))
-      ++tally[k == 1 ? "the runner-up chosen for the largest" : "the largest left out"];
-    if (each([&](int64_t c) { return width - 1 - c; })) ++tally["the smallest chosen"];
-    if (k > 1 && each([&](int64_t c) { return k - 1 - c; })) ++tally["choices in opposite order"];
-    if (k == 1) explain_choice(values, row, chosen.as<const int32_t>()[row], tally);
-    bool first = true, others = true;
-    for (int64_t c = 0; c < k; ++c) {
-      first = first && chosen.as<const int32_t>()[row * k + c] == c;
-      others = others && ranks[c] >= 0 && ranks[c] < k;
+    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) {
+      right.push_back(row);
+      continue;
     }
-    if (k > 1 && k <= 16 && !others)
-      ++tally[fmt::format("chosen by rank: {}", fmt::join(ranks, ", "))];
-    for (int64_t end = k; k > 1 && end < width; ++end)
-      if (is_top_of_first(values, row, end, std::span(chosen.as<const int32_t>() + row * k, k)))
-        ++tally[fmt::format("the largest of the first {} alone", end)];
-    if (first && k > 1) ++tally["the first ones, whatever their values"];
-    if (others && k > 1 && std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size())
-      ++tally["the right choices in another order"];
+    if (!own) continue;
+    ++node.wrong;
+    const std::span<const int32_t> of_row = choices_of(chosen, row);
+    std::vector<int64_t> ranks;
+    for (const int32_t index : of_row) ranks.push_back(rank_of(values, row, index));
+    bool runners_up = true, smallest = true;
+    for (int64_t c = 0; c < k; ++c) {
+      runners_up = runners_up && ranks[c] == c + 1;
+      smallest = smallest && ranks[c] == width - 1 - c;
+    }
+    if (runners_up)
+      add(ways, k == 1 ? "the runner-up chosen for the largest" : "the largest left out");
+    if (smallest) add(ways, "the smallest chosen");
+    if (k == 1)
+      explain_choice(values, row, of_row[0], ways);
+    else
+      explain_choices(values, row, of_row, ranks, ways);
   }
-  for (const auto& [says, rows] : tally) node.causes.push_back({says, rows});
+  const size_t apart = 1 + right.size() / kMostRight;  // spread over the pass
+  for (size_t i = 0; i < right.size(); i += apart)
+    refute(values, right[i], choices_of(chosen, right[i]), ways);
+  for (const auto& [says, way] : ways) node.causes.push_back({says, way.explained});
   return node;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 namespace lockstep {
 namespace {
@@ -21,11 +22,10 @@ ExactNode explained(int64_t rows, const std::vector<float>& values,
   return choices_explained(got, among, 0, ties);
 }
 
-bool says_order(const ExactNode& node) {
-  return std::ranges::any_of(node.causes, [](const ExactNode::Cause& cause) {
-    return cause.says == "the right choices in another order";
-  });
+bool says(const ExactNode& node, const std::string& cause) {
+  return std::ranges::count(node.causes, cause, &ExactNode::Cause::says) > 0;
 }
+bool says_order(const ExactNode& node) { return says(node, "the right choices in another order"); }
 
 // Two of four values are chosen in each row: the largest in their order, the largest in the
 // opposite one, and one that is none of them.
@@ -43,6 +43,32 @@ TEST(Choices, InAnotherOrderAreRightWhereNoneWasPromised) {
 TEST(Choices, OfEqualValuesMayBeAnyWhereNoneWasPromised) {
   EXPECT_EQ(explained(1, {1, 2, 2}, {2}, Ties::any).wrong, 0);
   EXPECT_EQ(explained(1, {1, 2, 2}, {2}, Ties::first).wrong, 1);
+}
+
+// The row that is wrong has the runner-up, which stands in the first half: so would the others have
+// theirs, if that half were all that is looked at. The choice of a right row in the second half
+// says that it is not.
+TEST(Choices, AreNoneOfAWayThatARightRowDidNotGo) {
+  const std::vector<float> wrong = {0, 3, 1, 0, 4, 0, 0, 0}, low = {0, 0, 5, 0, 4, 1, 0, 0},
+                           high = {0, 0, 1, 0, 4, 5, 0, 0};
+  const auto beside = [&](const std::vector<float>& right, int32_t choice) {
+    std::vector<float> values = right;
+    values.insert(values.end(), wrong.begin(), wrong.end());
+    return explained(2, values, {choice, 1}, Ties::any);
+  };
+  const std::string half = "the largest of the first 4 alone";
+  EXPECT_TRUE(says(explained(1, wrong, {1}, Ties::any), half));
+  EXPECT_TRUE(says(beside(low, 2), half));
+  EXPECT_FALSE(says(beside(high, 5), half));
+  EXPECT_TRUE(says(beside(high, 1), half)) << "a row that is wrong too refutes nothing";
+  EXPECT_TRUE(says(beside(high, 5), "the runner-up chosen for the largest"));
+}
+
+// -5 is furthest from 0 in the row that is wrong, and -6 in the right one.
+TEST(Choices, AreNotUnsignedWhereARightRowIsNot) {
+  const std::string unsign = "the largest without its sign";
+  EXPECT_TRUE(says(explained(2, {1, 3, -5, 2, 4, 1, -3, 2}, {2, 0}, Ties::any), unsign));
+  EXPECT_FALSE(says(explained(2, {1, 3, -5, 2, 4, 1, -6, 2}, {2, 0}, Ties::any), unsign));
 }
 
 // The rule is the judge's: where ops promise that NaN is the largest, a number beside one is wrong.
