@@ -4,6 +4,8 @@
 // was made of it is kept without them.
 #include "traces/bare_file.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -195,16 +197,37 @@ class BareTrace final : public TraceReader, public PlaceReader {
           name_of(manifest_.dtype));
   }
 
-  // The dtype of the first tensor that has the run's.
-  DType dtype_found() const {
+  // What tells a run's dtype best comes first: numbers that were computed of weights in it. What is
+  // read from a weight is in the weight's dtype whatever the run's is, and logits may be wider.
+  static int rank_of(const Stored& tensor) {
+    const Point& p = *tensor.place.point;
+    if (p.op == OpKind::gather || p.is_of_logits()) return 2;
+    return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
+  }
+
+  // Programs that have no other floats than fp32 store a run of 16 bits in it.
+  DType dtype_found() {
+    std::vector<const Stored*> telling;
     for (const auto& [pass, tensors] : stored_)
       for (const Stored& tensor : tensors)
-        if (tensor.place.point->dtype == PointDType::of_the_run)
-          return bare_tensor(file_, tensor.path, *tensor.place.point, {}).view().dtype;
-    fail(
-        "{}: has no tensor of a model's numbers: a trace shows some (traces/README.md, The least "
-        "trace)",
-        file_.path());
+        if (tensor.place.point->dtype == PointDType::of_the_run) telling.push_back(&tensor);
+    check(!telling.empty(),
+          "{}: has no tensor of a model's numbers: a trace shows some (traces/README.md, The least "
+          "trace)",
+          file_.path());
+    std::ranges::stable_sort(telling, {}, [](const Stored* tensor) { return rank_of(*tensor); });
+    for (const Stored* tensor : telling) {
+      const Tensor data = bare_tensor(file_, tensor->path, *tensor->place.point, {});
+      const std::optional<DType> found = dtype_of_numbers(data);
+      if (!found) continue;
+      if (*found != data.view().dtype)
+        problems_.push_back(
+            fmt::format("nothing says the dtype of the run: all numbers of {} are {}, in fp32, so "
+                        "it is taken for {} (attribute dtype of the file)",
+                        tensor->path, name_of(*found), name_of(*found)));
+      return *found;
+    }
+    return DType::f32;
   }
 
   // known: the same pass, whole, with digests; null: it has not been read yet. Tensors that tell

@@ -18,8 +18,8 @@ namespace {
 bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
 // The first element that is no number of T; its count where all are.
-template <typename T>
 // The sign of a zero counts too; NaNs are alike, as their bits need not survive.
+template <typename T>
 int64_t narrow(const TensorView& from, T* to) {
   const auto* values = from.as<const float>();
   for (int64_t i = 0; i < from.count(); ++i) {
@@ -109,6 +109,22 @@ Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& p
                             ? indices(file.numbers(path, /*whole=*/true).tensor, where)
                             : floats(file, path, point, run, where);
   return without_leading_ones(tensor, point, where);
+}
+
+// One number of fp16 in eight is one of bf16 too, so that bf16 is tried first.
+std::optional<DType> dtype_of_numbers(const Tensor& tensor) {
+  constexpr int64_t kEnough = 64;
+  const TensorView view = tensor.view();
+  if (view.dtype != DType::f32) return view.dtype;
+  const auto tells = [](float x) { return x != 0 && std::isfinite(x); };
+  const std::span values(view.as<const float>(), static_cast<size_t>(view.count()));
+  if (std::ranges::count_if(values, tells) < kEnough) return std::nullopt;
+  for (const DType half : {DType::bf16, DType::f16}) {
+    int64_t other = 0;
+    narrowed(tensor, half, other);
+    if (other == view.count()) return half;
+  }
+  return DType::f32;
 }
 
 }  // namespace lockstep

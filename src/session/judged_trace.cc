@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <set>
+#include <string_view>
 
 #include "kernels/base/check.h"
 #include "src/audit/table_audit.h"
@@ -24,6 +25,7 @@
 #include "src/weights/fingerprint.h"
 #include "src/weights/tokenizer.h"
 #include "traces/bare_file.h"
+#include "traces/bare_tensor.h"
 #include "traces/manifest.h"
 #include "traces/rope_pairs.h"
 #include "traces/trace.h"
@@ -164,8 +166,58 @@ int64_t widest_window(const ModelConfig& config) {
   return all ? 0 : std::ranges::max(window);
 }
 
-// Says how far the trace was read, and what its file lacks.
-void note_reading(const TraceReader& trace, int judged, Result& result) {
+// Says of a product in fp32 that the run may have been in the 16 bits that all its numbers have;
+// empty: there is none. Where they are widened, a program may take the one dtype for the other.
+std::string doubt_of_dtype(const Pass& pass, DType run) {
+  if (run != DType::f32) return {};
+  for (const RecordedTensor& tensor : pass.tensors) {
+    const OpKind op = tensor.point->op;
+    if ((op != OpKind::linear && op != OpKind::expert_linear) || tensor.data.view().empty())
+      continue;
+    const DType found = dtype_of_numbers(tensor.data).value_or(DType::f32);
+    if (found == DType::f32) continue;
+    return fmt::format("the trace says fp32, and all numbers of {} in pass {} are {}: if the run "
+                       "was in {}, that is its dtype, and it is to be judged so",
+                       text_of(Place{tensor.point, tensor.layer}), pass.info.pass, name_of(found),
+                       name_of(found));
+  }
+  return {};
+}
+
+// Says of a trace that does not tell its weights that they may be others; empty: they may not. A
+// single wrong op would be of one point, or of some layers.
+std::string doubt_of_weights(const Result& result, const Manifest& manifest,
+                             const std::string& dir) {
+  if (manifest.provenance.contains("weights_xxh3") || manifest.provenance.contains("model_xxh3"))
+    return {};
+  std::set<std::string_view> points;
+  std::set<int> layers;
+  for (const PlaceSummary& of : result.places) {
+    const OpKind op = of.place.point->op;
+    const bool is_product = op == OpKind::linear || op == OpKind::expert_linear;
+    if (!is_product || !of.place.point->per_layer || of.judged == 0) continue;
+    if (of.verdict != Verdict::introduced || !of.looks_like.empty()) return {};
+    points.insert(of.place.point->name);
+    layers.insert(of.place.layer);
+  }
+  if (points.size() < 2 || layers.size() < 2) return {};
+  return fmt::format(
+      "every product with a weight of a layer is wrong, and by nothing that was tried: the weights "
+      "may be others than those of {} (another checkpoint or revision of it, or changed when they "
+      "were loaded), or the products share a kernel that is wrong; this trace does not say what it "
+      "was made with (weights_xxh3)",
+      dir);
+}
+
+// Says how the trace was read and how far, and what its file lacks.
+void note_reading(const OpenedTrace& opened, const std::string& rope_pairs, int judged,
+                  Result& result) {
+  const TraceReader& trace = *opened.reader;
+  if (opened.interleaved)
+    result.notes.push_back(
+        fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
+                    "halves before they were judged",
+                    rope_pairs.empty() ? "the trace says" : "was asked for"));
   if (judged < trace.passes())
     result.notes.push_back(fmt::format(kStoppedEarly, judged, trace.passes(), "passes"));
   result.notes.insert(result.notes.end(), trace.problems().begin(), trace.problems().end());
@@ -203,6 +255,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Causes causes(manifest, judge, *oracle, *hypotheses, options.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   RowsOfPasses rows;
+  std::string doubt;
   bool found = false;
   int judged = 0;
   while (judged < trace.passes() && !(options.fail_fast && found)) {
@@ -211,6 +264,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = naming(path, [&] { return judge.judge(pass); });
     found |= !flags.empty();
+    if (found && doubt.empty()) doubt = doubt_of_dtype(pass, manifest.dtype);
     causes.add(pass, flags);
     if (budget) budget->add(pass);
     tables.add(pass.info);
@@ -225,12 +279,9 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     line.show("sharing out the error of the logits");
     result.error_budget = budget->make(*open_reference().error_sharer(checkpoint, reference));
   }
-  if (opened.interleaved)
-    result.notes.push_back(
-        fmt::format("pairs of Q and K are interleaved, as {}: they were put in "
-                    "halves before they were judged",
-                    rope_pairs.empty() ? "the trace says" : "was asked for"));
-  note_reading(trace, judged, result);
+  for (const std::string& said : {doubt, doubt_of_weights(result, manifest, checkpoint.dir())})
+    if (!said.empty()) result.notes.push_back(said);
+  note_reading(opened, rope_pairs, judged, result);
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));
   return result;

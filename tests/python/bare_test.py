@@ -70,6 +70,59 @@ class Bare(InFolder):
         self.assertEqual(status, 2, screen)
         self.assertIn("--rounding attn.lse=hf: no pass shows such a tensor", screen)
 
+    def said(self, dtype):
+        """Lets the file say another dtype, or none."""
+        with h5py.File(self.path, "a") as file:
+            del file.attrs["dtype"]
+            if dtype:
+                file.attrs["dtype"] = dtype
+
+    def test_fp32_that_holds_bf16_alone_is_a_run_in_bf16(self):
+        self.write()
+        self.said("")
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertTrue(verdict, verdict)
+        self.assertEqual(verdict.result["provenance"]["compute_dtype"], "bf16")
+        self.assertIn("nothing says the dtype of the run: all numbers of "
+                      "/tensors/pass000000/layer000000/attn.o are bf16, in fp32, so it is taken "
+                      "for bf16 (attribute dtype of the file)", verdict.notes)
+
+    def test_a_wrong_dtype_is_doubted(self):
+        self.write()
+        self.said("fp32")
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertFalse(verdict)
+        self.assertIn("the trace says fp32, and all numbers of layer 0 attn.o in pass 0 are bf16: "
+                      "if the run was in bf16, that is its dtype, and it is to be judged so",
+                      verdict.notes)
+
+    def test_a_run_in_fp32_needs_not_say_so(self):
+        self.write("model = model.float()")
+        self.said("")
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertEqual(verdict.result["provenance"]["compute_dtype"], "fp32")
+        self.assertFalse([note for note in verdict.notes if "dtype" in note], verdict.notes)
+
+    def test_other_weights_are_thought_of(self):
+        hooks = """
+for i, layer in enumerate(model.model.layers):
+    for point in ("gate", "up", "down"):
+        getattr(layer.mlp, point + "_proj").register_forward_hook(
+            lambda m, x, out, place=f"layer{i:06}/mlp.{point}":
+            seen.update({place: out[0].float().numpy()}))
+"""
+        said = "every product with a weight of a layer is wrong, and by nothing that was tried"
+        def notes(change):
+            self.write(hooks + f"for one in {change}: one.weight.data *= "
+                                           "1 + 0.03 * torch.randn(one.weight.shape)")
+            verdict = lockstep.judge(self.path, QWEN3)
+            self.assertFalse(verdict)
+            return [note for note in verdict.notes if said in note]
+        products = "[m for n, m in model.model.layers.named_modules() if '_proj' in n]"
+        self.assertEqual(len(notes(products)), 1)
+        self.assertEqual(notes(products + "[:7]"), [], "of one layer alone")
+        self.assertEqual(notes("[layer.mlp.up_proj for layer in model.model.layers]"), [])
+
     def test_a_bug_is_named_and_compared(self):
         self.write()
         right = self.folder / "right.h5"

@@ -3,6 +3,7 @@
 #include <hdf5.h>
 
 #include <filesystem>
+#include <map>
 
 #include "probes/qwen_graph.h"
 #include "tests/helpers.h"
@@ -166,6 +167,48 @@ TEST_F(Bare, NumbersOfA16BitRunMayBeFp32OrBits) {
     EXPECT_EQ(pass.info.logit_rows, std::vector<int32_t>{1});
     ASSERT_EQ(pass.logits.size(), 1u);
     EXPECT_EQ(pass.logits[0].ids[0], 0);
+  }
+}
+
+// A run's dtype, where nothing says it, is that of a product's numbers, then of others, and of what
+// is read from a weight or may be wider last. The file is fp32 throughout.
+TEST_F(Bare, ADtypeThatNobodySaysIsThatOfTheNumbers) {
+  const auto numbers = [](DType dtype, int count) {
+    std::vector<float> made(128, 0);
+    for (int i = 0; i < count; ++i) {
+      const float x = 1 / static_cast<float>(i + 3);
+      made[i] = dtype == DType::bf16  ? to_float(from_float<BFloat16>(x))
+                : dtype == DType::f16 ? to_float(from_float<Float16>(x))
+                                      : x;
+    }
+    return made;
+  };
+  const auto found = [&](std::map<std::string, std::pair<DType, int>> tensors) {
+    const auto trace = opened([&](Foreign& file) {
+      put_rows(file);
+      for (const auto& [path, of] : tensors)
+        file.put("/tensors/pass0/" + path, H5T_IEEE_F32LE, numbers(of.first, of.second), {2, 64});
+    });
+    const DType dtype = trace->manifest().dtype;
+    EXPECT_EQ(trace->problems().size(), dtype == DType::f32 ? 1u : 2u);
+    return dtype;
+  };
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    EXPECT_EQ(found({{"layer0/attn.o", {dtype, 128}}}), dtype);
+    EXPECT_EQ(found({{"layer0/attn.o", {dtype, 64}}}), dtype);
+    const DType other = dtype == DType::bf16 ? DType::f32 : DType::bf16;
+    EXPECT_EQ(found({{"model/embed", {other, 128}},
+                     {"model/logits", {other, 128}},
+                     {"layer0/attn.norm", {other, 128}},
+                     {"layer0/mlp.down", {dtype, 128}}}),
+              dtype);
+    EXPECT_EQ(found({{"model/embed", {other, 128}},
+                     {"layer0/attn.norm", {dtype, 128}},
+                     {"model/logits", {other, 128}}}),
+              dtype);
+    // Too few numbers say nothing.
+    EXPECT_EQ(found({{"layer0/attn.norm", {dtype, 128}}, {"layer0/attn.o", {other, 63}}}), dtype);
+    EXPECT_EQ(found({{"layer0/attn.o", {dtype, 63}}}), DType::f32);
   }
 }
 
