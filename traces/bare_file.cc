@@ -76,6 +76,42 @@ std::pair<const Point*, int32_t> point_of(const std::string& name) {
   return {find_point(name), name == cache.name ? 0 : -1};
 }
 
+// Tensors by how well they tell a run's dtype, the best first: numbers that were computed of
+// weights in it. Those that are read from a weight are in the weight's dtype whatever the run's is,
+// and logits may be wider.
+int rank_to_tell(const Stored& tensor) {
+  const Point& p = *tensor.place.point;
+  if (p.op == OpKind::gather || p.is_of_logits()) return 2;
+  return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
+}
+
+// The dtype of a run of which nothing says it. Programs that have no other floats than fp32 store
+// one of 16 bits in it: `said` is what was taken for what then.
+DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stored>>& stored,
+                  std::vector<std::string>& said) {
+  std::vector<const Stored*> telling;
+  for (const auto& [pass, tensors] : stored)
+    for (const Stored& tensor : tensors)
+      if (tensor.place.point->dtype == PointDType::of_the_run) telling.push_back(&tensor);
+  check(!telling.empty(),
+        "{}: has no tensor of a model's numbers: a trace shows some (traces/README.md, The least "
+        "trace)",
+        file.path());
+  std::ranges::stable_sort(telling, {}, [](const Stored* tensor) { return rank_to_tell(*tensor); });
+  for (const Stored* tensor : telling) {
+    const Tensor data = bare_tensor(file, tensor->path, *tensor->place.point, {});
+    const std::optional<DType> found = dtype_of_numbers(data);
+    if (!found) continue;
+    if (*found != data.view().dtype)
+      said.push_back(
+          fmt::format("nothing says the dtype of the run: all numbers of {} are {}, in fp32, so "
+                      "it is taken for {} (attribute dtype of the file)",
+                      tensor->path, name_of(*found), name_of(*found)));
+    return *found;
+  }
+  return DType::f32;
+}
+
 class BareTrace final : public TraceReader, public PlaceReader {
  public:
   explicit BareTrace(const std::string& path)
@@ -190,44 +226,11 @@ class BareTrace final : public TraceReader, public PlaceReader {
     manifest_.graph = qwen_graph(shape);
     manifest_.graph_known = false;
     const std::string dtype = root_text("dtype");
-    manifest_.dtype =
-        dtype.empty() ? dtype_found() : meaning_of(dtype, file_.path() + ": dtype", dtype_from);
+    manifest_.dtype = dtype.empty() ? dtype_found(file_, stored_, problems_)
+                                    : meaning_of(dtype, file_.path() + ": dtype", dtype_from);
     check(is_float(manifest_.dtype) && manifest_.dtype != DType::f64,
           "{}: its dtype was wanted to be bf16, fp16 or fp32, found {}", file_.path(),
           name_of(manifest_.dtype));
-  }
-
-  // What tells a run's dtype best comes first: numbers that were computed of weights in it. What is
-  // read from a weight is in the weight's dtype whatever the run's is, and logits may be wider.
-  static int rank_of(const Stored& tensor) {
-    const Point& p = *tensor.place.point;
-    if (p.op == OpKind::gather || p.is_of_logits()) return 2;
-    return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
-  }
-
-  // Programs that have no other floats than fp32 store a run of 16 bits in it.
-  DType dtype_found() {
-    std::vector<const Stored*> telling;
-    for (const auto& [pass, tensors] : stored_)
-      for (const Stored& tensor : tensors)
-        if (tensor.place.point->dtype == PointDType::of_the_run) telling.push_back(&tensor);
-    check(!telling.empty(),
-          "{}: has no tensor of a model's numbers: a trace shows some (traces/README.md, The least "
-          "trace)",
-          file_.path());
-    std::ranges::stable_sort(telling, {}, [](const Stored* tensor) { return rank_of(*tensor); });
-    for (const Stored* tensor : telling) {
-      const Tensor data = bare_tensor(file_, tensor->path, *tensor->place.point, {});
-      const std::optional<DType> found = dtype_of_numbers(data);
-      if (!found) continue;
-      if (*found != data.view().dtype)
-        problems_.push_back(
-            fmt::format("nothing says the dtype of the run: all numbers of {} are {}, in fp32, so "
-                        "it is taken for {} (attribute dtype of the file)",
-                        tensor->path, name_of(*found), name_of(*found)));
-      return *found;
-    }
-    return DType::f32;
   }
 
   // known: the same pass, whole, with digests; null: it has not been read yet. Tensors that tell

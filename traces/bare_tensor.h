@@ -18,8 +18,8 @@ namespace lockstep {
 Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& point,
                    std::optional<DType> run);
 
-// What the numbers of a tensor of the run's dtype are of: bf16 or fp16 where it is stored as fp32
-// and every one of them is a number of that. Nothing: they are too few to tell.
+// The dtype of a tensor's numbers, where the point has the run's: bf16 or fp16 too where it is
+// stored as fp32 and all of them are numbers of that. Nothing: they are too few to tell.
 std::optional<DType> dtype_of_numbers(const Tensor& tensor);
 
 }  // namespace lockstep

@@ -176,10 +176,10 @@ std::string doubt_of_dtype(const Pass& pass, DType run) {
       continue;
     const DType found = dtype_of_numbers(tensor.data).value_or(DType::f32);
     if (found == DType::f32) continue;
-    return fmt::format("the trace says fp32, and all numbers of {} in pass {} are {}: if the run "
-                       "was in {}, that is its dtype, and it is to be judged so",
-                       text_of(Place{tensor.point, tensor.layer}), pass.info.pass, name_of(found),
-                       name_of(found));
+    return fmt::format(
+        "the trace says fp32, and all numbers of {} in pass {} are {}: if the run "
+        "was in {}, that is its dtype, and it is to be judged so",
+        text_of(Place{tensor.point, tensor.layer}), pass.info.pass, name_of(found), name_of(found));
   }
   return {};
 }
