@@ -38,6 +38,13 @@ std::span<const double> row_of(const TensorView& tensor, int64_t row, std::vecto
   return into;
 }
 
+// The shape of a tensor of which another has some rows: a sentence tells of whole tensors.
+Shape with_rows(const Shape& shape, int64_t rows) {
+  std::vector<int64_t> extents(shape.extents().begin(), shape.extents().end());
+  extents[0] = rows;
+  return Shape(extents);
+}
+
 }  // namespace
 
 size_t OpJudge::rows_at_once(const Group& group) const {
@@ -90,11 +97,12 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
   const SelectedRows& got = question.got;
   // The ops that read it cannot be asked about either: a tensor of a wrong shape is no input.
   if (exact.shape != got.view().shape) {
+    const Shape found = group.tensor->data.view().shape;
+    const Shape wanted = with_rows(exact.shape, found[0]);
     for (Group::Member& member : group.members)
-      *member.outcomes = {structural(
-          fmt::format("shape {} was wanted, found {}",
-                      wanted_text(place, exact.shape, got.view().shape), got.view().shape.text()),
-          member.node->rows.front().position)};
+      *member.outcomes = {structural(fmt::format("shape {} was wanted, found {}",
+                                                 wanted_text(place, wanted, found), found.text()),
+                                     member.node->rows.front().position)};
     misshapen_.insert(key_of(place));
     return false;
   }

@@ -69,6 +69,17 @@ TEST_F(HalvingTest, LeavesAllThatIsSaidAsItIs) {
     expect_same(spoilt(name, name[0] == 'a' || name[0] == 'm' ? 1 : -1, 0, shift), name);
 }
 
+// A sentence tells of the tensor and not of the rows that were asked about.
+TEST_F(HalvingTest, LeavesShapesAsTheyAre) {
+  FakeRun run = clean();
+  for (RecordedTensor& tensor : run.passes[0].tensors) {
+    if (tensor.point->name != "mlp.act" || tensor.layer != 1) continue;
+    tensor.shape = {tensor.shape[0], tensor.shape[1] / 2};
+    tensor.data = Tensor(tensor.shape, DType::bf16);
+  }
+  expect_same(run, "a tensor of half the width");
+}
+
 // Rows of hidden inputs share what these may be off, which is smoothed over a block of them.
 TEST_F(HalvingTest, LeavesRegionsOfHiddenOpsAsTheyAre) {
   for (const FakeRun& seen :
