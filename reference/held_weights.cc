@@ -137,7 +137,7 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
   const at::Tensor x_size = magnitude || tf32 ? x.abs() : at::Tensor();
   // On the CPU a magnitude of many rows is made in fp32.
   const bool in_fp32 = magnitude && gpu_ < 0 && x.size(0) >= kManyRows;
-  const at::Tensor x_narrow = in_fp32 ? x.to(at::kFloat) : at::Tensor();
+  const at::Tensor x_narrow = in_fp32 ? x_size.to(at::kFloat) : at::Tensor();
   const bool by_processor = few && gpu_ < 0;
   const at::Tensor x_rows = by_processor ? x.contiguous() : x;
   // Widening an element costs about as much as ten multiply-adds.
@@ -154,6 +154,11 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
       const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
         to.narrow(1, first, count).copy_(from);
       };
+      // Where it belongs at once: a block of results is read and written once more by a copy.
+      const auto multiply = [&](const at::Tensor& to, const at::Tensor& a, const at::Tensor& b) {
+        at::Tensor some = to.narrow(1, first, count);
+        at::mm_out(some, a, b.t());
+      };
       const at::Tensor held = as_dtype(weight.narrow(0, first, count), run_);
       if (by_processor) {
         at::Tensor some_y = y.narrow(1, first, count), some_sizes;
@@ -164,11 +169,14 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
       }
       const at::Tensor whole = as_dtype(held, wide_);
       const at::Tensor block = tf32 ? kTf32.rounded(whole) : whole;
-      put(y, at::mm(x, block.t()));
+      multiply(y, x, block);
       if (magnitude) {
         at::Tensor size;
         if (in_fp32) size = magnitudes_in_fp32(x_narrow, as_dtype(tf32 ? block : held, DType::f32));
-        put(*magnitude, size.defined() ? size : at::mm(x_size, block.abs().t()));
+        if (size.defined())
+          put(*magnitude, size);
+        else
+          multiply(*magnitude, x_size, block.abs());
       }
       if (tf32)
         // An operand that lay halfway between two numbers of tf32 may have gone the other way: x by

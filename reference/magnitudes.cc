@@ -21,7 +21,7 @@ constexpr double kLeast = 0x1p-80, kMost = 0x1p120;
 }  // namespace
 
 at::Tensor magnitudes_in_fp32(const at::Tensor& x, const at::Tensor& w) {
-  const at::Tensor x_size = x.abs(), w_size = w.abs();
+  const at::Tensor w_size = w.abs();
   const int64_t terms = x.size(1);
   const at::Tensor part = at::empty({x.size(0), w.size(0)}, x.options());
   at::Tensor sums = at::empty({x.size(0), w.size(0)}, x.options().dtype(at::kDouble));
@@ -31,7 +31,7 @@ at::Tensor magnitudes_in_fp32(const at::Tensor& x, const at::Tensor& w) {
   at::Tensor into = part;
   for (int64_t first = 0; first < terms; first += kTerms) {
     const int64_t some = std::min(kTerms, terms - first);
-    at::mm_out(into, x_size.narrow(1, first, some), w_size.narrow(1, first, some).t());
+    at::mm_out(into, x.narrow(1, first, some), w_size.narrow(1, first, some).t());
     const float* const from = part.const_data_ptr<float>();
     for (int64_t i = 0; i < count; ++i) to[i] += double{from[i]};
   }
