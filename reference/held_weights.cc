@@ -49,6 +49,43 @@ std::string name_of_expert(const Place& place, int64_t expert) {
                      place.point->weight);
 }
 
+// The rows that a weight multiplies, with their sizes, and these in fp32; undefined: not needed.
+struct RowsOfProduct {
+  const at::Tensor &x, &x_size, &x_narrow;
+  const HeldWeights::Tf32* tf32;
+  DType wide;
+};
+
+// Multiplies by some rows of a weight, `held` in the run's dtype, into the outputs from `first` on.
+// Each result is made where it belongs: a copy reads and writes it once more.
+void put_block(const RowsOfProduct& rows, const at::Tensor& held, int64_t first,
+               const at::Tensor& y, const at::Tensor* magnitude) {
+  const auto part = [&](const at::Tensor& of) { return of.narrow(1, first, held.size(0)); };
+  const auto multiply = [&](const at::Tensor& into, const at::Tensor& a, const at::Tensor& b) {
+    at::Tensor some = part(into);
+    at::mm_out(some, a, b.t());
+  };
+  const HeldWeights::Tf32* const tf32 = rows.tf32;
+  const at::Tensor whole = as_dtype(held, rows.wide);
+  const at::Tensor block = tf32 ? kTf32.rounded(whole) : whole;
+  multiply(y, rows.x, block);
+  if (magnitude) {
+    at::Tensor size;
+    if (rows.x_narrow.defined())
+      size = magnitudes_in_fp32(rows.x_narrow, as_dtype(tf32 ? block : held, DType::f32));
+    if (size.defined())
+      part(*magnitude).copy_(size);
+    else
+      multiply(*magnitude, rows.x_size, block.abs());
+  }
+  if (!tf32) return;
+  // An operand that lay halfway between two numbers of tf32 may have gone the other way: x by its
+  // spacing with all of |W|, W by its own with all of |x|.
+  part(*tf32->halves)
+      .copy_(at::mm(*tf32->x_halves, block.abs().t()) +
+             at::mm(rows.x_size, kTf32.halves(whole).t()));
+}
+
 }  // namespace
 
 HeldWeights::HeldWeights(const Checkpoint& checkpoint, const ReferenceOptions& options, DType wide)
@@ -151,14 +188,6 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
     if (gpu_ < 0) at::set_num_threads(1);
     for (int64_t first = begin * rows; first < std::min(end * rows, outputs); first += rows) {
       const int64_t count = std::min(rows, outputs - first);
-      const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
-        to.narrow(1, first, count).copy_(from);
-      };
-      // Where it belongs at once: a block of results is read and written once more by a copy.
-      const auto multiply = [&](const at::Tensor& to, const at::Tensor& a, const at::Tensor& b) {
-        at::Tensor some = to.narrow(1, first, count);
-        at::mm_out(some, a, b.t());
-      };
       const at::Tensor held = as_dtype(weight.narrow(0, first, count), run_);
       if (by_processor) {
         at::Tensor some_y = y.narrow(1, first, count), some_sizes;
@@ -167,22 +196,7 @@ at::Tensor HeldWeights::product(const std::string& name, const at::Tensor& x, at
                           magnitude ? &some_sizes : nullptr);
         continue;
       }
-      const at::Tensor whole = as_dtype(held, wide_);
-      const at::Tensor block = tf32 ? kTf32.rounded(whole) : whole;
-      multiply(y, x, block);
-      if (magnitude) {
-        at::Tensor size;
-        if (in_fp32) size = magnitudes_in_fp32(x_narrow, as_dtype(tf32 ? block : held, DType::f32));
-        if (size.defined())
-          put(*magnitude, size);
-        else
-          multiply(*magnitude, x_size, block.abs());
-      }
-      if (tf32)
-        // An operand that lay halfway between two numbers of tf32 may have gone the other way: x by
-        // its spacing with all of |W|, W by its own with all of |x|.
-        put(*tf32->halves,
-            at::mm(*tf32->x_halves, block.abs().t()) + at::mm(x_size, kTf32.halves(whole).t()));
+      put_block({x, x_size, x_narrow, tf32, wide_}, held, first, y, magnitude);
     }
   });
   return y;
