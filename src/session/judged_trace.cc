@@ -43,8 +43,10 @@ struct Extent {
 };
 
 // Read without numbers: how much there is to judge, and which places. A trace of a selection lacks
-// places on purpose; in others a point that occurs anywhere is expected everywhere.
-Extent extent_of(TraceReader& trace) {
+// places on purpose; in others a point that occurs anywhere is expected everywhere. Of another
+// program's but for one: hidden states, as libraries hand them out, have the stream that leaves the
+// last layer after the last norm alone.
+Extent extent_of(TraceReader& trace, const Manifest& manifest) {
   Extent extent;
   std::set<std::pair<int, int>> places;
   std::set<int> points;
@@ -56,11 +58,15 @@ Extent extent_of(TraceReader& trace) {
       points.insert(tensor.point->order());
     }
   }
-  const bool selected = !trace.manifest().selection.empty();
-  extent.recorded = [places = std::move(places), points = std::move(points),
-                     selected](const Place& place) {
+  const bool selected = !manifest.selection.empty();
+  const Point &stream = point("mlp.residual"), &normed = point("final.norm");
+  const bool only_normed = !manifest.graph_known && points.contains(normed.order());
+  const int last = manifest.graph.layers() - 1;
+  extent.recorded = [=, places = std::move(places),
+                     points = std::move(points)](const Place& place) {
     const int order = place.point->order();
-    return selected ? places.contains({order, place.layer}) : points.contains(order);
+    const bool as_it_is = selected || (only_normed && place == Place{&stream, last});
+    return as_it_is ? places.contains({order, place.layer}) : points.contains(order);
   };
   return extent;
 }
@@ -236,7 +242,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   opened.fill_in(oracle->graph(), path);
   const Manifest& manifest = opened.manifest;
   TraceReader& trace = *opened.reader;
-  const Extent extent = extent_of(trace);
+  const Extent extent = extent_of(trace, manifest);
   options.recorded = extent.recorded;
   options.selection.check_layers(manifest.graph.layers());
   TableAudit tables(manifest, widest_window(checkpoint.config()));

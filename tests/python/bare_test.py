@@ -103,6 +103,34 @@ class Bare(InFolder):
         self.assertEqual(verdict.result["provenance"]["compute_dtype"], "fp32")
         self.assertFalse([note for note in verdict.notes if "dtype" in note], verdict.notes)
 
+    def test_hidden_states_are_judged(self):
+        """As transformers hands them out: the last one is after the last norm."""
+        model = support.load(QWEN3)
+        tokens = support.tokens(40, 1, model.config.vocab_size)
+        with torch.no_grad():
+            made = model(tokens, output_hidden_states=True)
+        states, layers = made.hidden_states, model.config.num_hidden_layers
+        self.assertEqual(len(states), layers + 1)
+
+        def judged(without=None):
+            with h5py.File(self.path, "w") as file:
+                file.attrs["dtype"], file.attrs["schema"] = "bf16", "hf"
+                file["passes/token"], file["passes/position"] = tokens[0], range(tokens.shape[1])
+                places = {"model/embed": states[0], "model/final.norm": states[layers],
+                          "model/logits": made.logits}
+                places |= {f"layer{i:06}/mlp.residual": states[i + 1] for i in range(layers - 1)}
+                for place, numbers in places.items():
+                    if place != without:
+                        file["tensors/pass000000/" + place] = numbers[0].float().numpy()
+                file["tensors/pass000000/model/token"] = made.logits[0].argmax(-1)
+            return lockstep.judge(self.path, QWEN3)
+
+        whole = judged()
+        self.assertTrue(whole, whole)
+        missed = judged("layer000002/mlp.residual")
+        self.assertEqual((missed.first.layer, missed.first.point), (2, "mlp.residual"), missed)
+        self.assertFalse(judged("model/final.norm"))
+
     def test_other_weights_are_thought_of(self):
         hooks = """
 for i, layer in enumerate(model.model.layers):
