@@ -27,23 +27,6 @@ constexpr int64_t kExpectedElements = 1 << 22;
 constexpr size_t kManyToMeasure = 1 << 19;
 static_assert(kManyToMeasure <= kAtATime, "all rows of a place are kept until it is their turn");
 
-// Does as Meter::add does of rows that it adds to a pool.
-void add_to_pool(std::span<const Meter::Row> rows, const Exact& exact, int64_t columns,
-                 PlacePool& pool) {
-  const std::vector<const Meter::Row*> pooled = pool.add(rows);
-  if (pooled.empty()) return;
-  for (size_t head = 0; head < pooled[0]->heads.size(); ++head) pool.add_head(head, pooled);
-  if (exact.measured) {
-    std::vector<int64_t> numbers;
-    for (const Meter::Row* row : pooled) numbers.push_back(row - rows.data());
-    pool.add_columns(*exact.measured->columns(numbers));
-    return;
-  }
-  std::vector<const WeighedRow*> elements;
-  for (const Meter::Row* row : pooled) elements.push_back(&row->elements);
-  pool.add_columns(elements, 0, static_cast<size_t>(columns));
-}
-
 }  // namespace
 
 size_t OpJudge::most_expected() const { return oracle_.asked_by_several() ? kMostExpected : 1; }
@@ -190,7 +173,7 @@ bool OpJudge::take_measured(const Question& question, const Exact& exact, Group&
   }
   const std::span<const Meter::Row> rows = std::span(before->rows).first(question.call.rows.size());
   const bool pools = group.pool && question.call.place.point->node_class != NodeClass::exact;
-  if (pools) add_to_pool(rows, exact, question.got.view().row_size(), *group.pool);
+  if (pools) group.pool->add_whole(rows, exact.measured.get());
   spare_rows_.push_back(std::move(before->rows));
   return true;
 }

@@ -21,6 +21,21 @@ std::vector<const Meter::Row*> PlacePool::add(std::span<const Meter::Row> rows) 
   return taken;
 }
 
+void PlacePool::add_whole(std::span<const Meter::Row> rows, const DistantRows* elsewhere) {
+  const std::vector<const Meter::Row*> taken = add(rows);
+  if (taken.empty()) return;
+  for (size_t head = 0; head < taken[0]->heads.size(); ++head) add_head(head, taken);
+  if (elsewhere) {
+    std::vector<int64_t> numbers;
+    for (const Meter::Row* row : taken) numbers.push_back(row - rows.data());
+    add_columns(*elsewhere->columns(numbers));
+    return;
+  }
+  std::vector<const WeighedRow*> elements;
+  for (const Meter::Row* row : taken) elements.push_back(&row->elements);
+  add_columns(elements, 0, columns_.size());
+}
+
 void PlacePool::add_head(size_t head, std::span<const Meter::Row* const> rows) {
   for (const Meter::Row* row : rows) heads_[head].add(row->heads[head]);
 }

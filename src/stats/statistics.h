@@ -248,6 +248,9 @@ class PlacePool {
  public:
   // Adds all that is of whole rows, and returns those whose heads and columns are to be added.
   std::vector<const Meter::Row*> add(std::span<const Meter::Row> rows);
+  // The same with their heads and columns, by this thread. elsewhere: where the rows were measured,
+  // the first ones of it in this order; null: here.
+  void add_whole(std::span<const Meter::Row> rows, const DistantRows* elsewhere);
   // One head of those rows, which have it. Several threads may add different ones at once.
   void add_head(size_t head, std::span<const Meter::Row* const> rows);
   // Does as ColumnSums::add.

@@ -576,6 +576,72 @@ TEST(Pool, OfManyNodesShowsAColumnThatNoneOfThemDoes) {
   EXPECT_TRUE(named);
 }
 
+// Rows of two heads that a meter measures, of which some are alike.
+std::vector<Meter::Row> some_rows(const Meter& meter, const std::vector<int>& kinds) {
+  std::vector<Meter::Row> rows;
+  for (size_t r = 0; r < kinds.size(); ++r) {
+    std::mt19937_64 random(kinds[r]);
+    std::normal_distribution<double> normal;
+    std::vector<double> want, got, limit, variance;
+    for (int i = 0; i < 128; ++i) {
+      want.push_back(1 + std::fabs(normal(random)));
+      const double unit = ulp(want.back(), DType::bf16);
+      got.push_back(round_to(want.back() + 0.3 * unit * normal(random), DType::bf16));
+      limit.push_back(unit);
+      variance.push_back(unit * unit / 12);
+    }
+    const std::vector<double> misround(128, 1e-3);
+    rows.push_back(
+        meter.measure(static_cast<int64_t>(r), {got, want, limit, variance, {}, misround}));
+  }
+  return rows;
+}
+
+TEST(Pool, TakesWholeRowsAsAMeterAddsThem) {
+  const Meter::Options options{.dtype = DType::bf16, .row_shape = {2, 64}};
+  const std::vector<int> kinds = {1, 2, 1, 3, 4, 4, 5, 6, 7, 8};
+  PlacePool by_meter, whole;
+  Meter meter(options, 10, &by_meter);
+  std::vector<Meter::Row> rows = some_rows(meter, kinds), same = some_rows(meter, kinds);
+  meter.add(rows, nullptr);
+  whole.add_whole(same, nullptr);
+  EXPECT_EQ(whole.sum().elements, 8 * 128);
+  const std::vector<Statistic> a = by_meter.statistics(DType::bf16),
+                               b = whole.statistics(DType::bf16);
+  ASSERT_FALSE(a.empty());
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(std::tuple(a[i].kind, a[i].value, a[i].limit, a[i].slice),
+              std::tuple(b[i].kind, b[i].value, b[i].limit, b[i].slice));
+  }
+}
+
+// Columns are of the rows that the pool takes, by their numbers where they were measured.
+TEST(Pool, AsksForTheColumnsOfTheRowsThatItTakes) {
+  class Distant final : public DistantRows {
+   public:
+    void put_row(size_t, DistantRow&) const override { FAIL() << "rows are measured"; }
+    std::shared_ptr<const DistantColumns> columns(std::span<const int64_t> rows) const override {
+      asked.emplace_back(rows.begin(), rows.end());
+      auto made = std::make_shared<DistantColumns>();
+      for (auto* of :
+           {&made->elements, &made->squares, &made->due, &made->misrounded, &made->may_misround})
+        of->assign(128, 0);
+      return made;
+    }
+    mutable std::vector<std::vector<int64_t>> asked;
+  } distant;
+  const Meter meter({.dtype = DType::bf16, .row_shape = {2, 64}}, 4);
+  PlacePool pool;
+  using Numbers = std::vector<std::vector<int64_t>>;
+  pool.add_whole(some_rows(meter, {1, 2, 1, 3}), &distant);
+  EXPECT_EQ(distant.asked, (Numbers{{0, 1, 3}}));
+  pool.add_whole(some_rows(meter, {3, 4, 2, 5}), &distant);
+  EXPECT_EQ(distant.asked, (Numbers{{0, 1, 3}, {1, 3}}));
+  pool.add_whole(some_rows(meter, {5, 4}), &distant);
+  EXPECT_EQ(distant.asked.size(), 2u) << "of no row nothing is asked";
+}
+
 // A long run is known by a sample of its rows, which what they hold has no part in choosing.
 TEST(Pool, TakesFewerOfVeryManyRows) {
   std::mt19937_64 random(4);
