@@ -19,9 +19,10 @@ namespace {
 
 constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
-// A way to go wrong: the rows that it explains, and the indices that it can choose in any row.
+// A way to go wrong: how many rows it explains, how many right ones it would have otherwise, and
+// the indices that it can choose in any row.
 struct Way {
-  int64_t explained = 0;
+  int64_t explained = 0, refuting = 0;  // rows
   int64_t first = 0, end = kNoEnd;
 };
 using Ways = std::map<std::string, Way>;
@@ -138,15 +139,16 @@ void explain_choices(const TensorView& values, int64_t row, std::span<const int3
     add(ways, "the right choices in another order");
 }
 
-// Takes out the ways that a right row did not go, though it would have gone wrong so.
-void refute(const TensorView& values, int64_t row, std::span<const int32_t> chosen, Ways& ways) {
+// Whether a right row would have been wrong that way.
+bool refutes(const TensorView& values, int64_t row, std::span<const int32_t> chosen,
+             const std::string& says, const Way& way) {
   const auto [least, most] = std::ranges::minmax(chosen);
-  std::erase_if(ways, [&](const auto& one) {
-    const auto& [says, way] = one;
-    if (least < way.first || most >= way.end) return true;
-    if (says == kOfFirstRow) return row > 0 && most != largest_of(values, 0, 0, values.row_size());
-    return says == kUnsigned && most != largest_unsigned(values, row);
-  });
+  if (least < way.first || most >= way.end) return true;
+  const int64_t width = values.row_size();
+  if (says == kOfFirstRow) return row > 0 && most != largest_of(values, 0, 0, width);
+  if (says != kUnsigned) return false;
+  const auto size = [&](int64_t i) { return std::fabs(value_at(values, row * width + i)); };
+  return size(most) < size(largest_unsigned(values, row));
 }
 
 }  // namespace
@@ -163,8 +165,11 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     const bool own = got.rows[r].request == request;
     if (!own && right.size() >= kMostRight) continue;
     const int64_t row = r;
-    if (is_right_choice(widened_row(values, row), widened_row(chosen, row), ties)) {
-      right.push_back(row);
+    const std::vector<double> numbers = widened_row(values, row);
+    if (is_right_choice(numbers, widened_row(chosen, row), ties)) {
+      // Beside NaN any choice is right, and says nothing.
+      const bool tells = std::ranges::none_of(numbers, [](double x) { return std::isnan(x); });
+      if (tells) right.push_back(row);
       continue;
     }
     if (!own) continue;
@@ -185,9 +190,12 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     else
       explain_choices(values, row, of_row, ranks, ways);
   }
-  const size_t apart = 1 + right.size() / kMostRight;  // spread over the pass
-  for (size_t i = 0; i < right.size(); i += apart)
-    refute(values, right[i], choices_of(chosen, right[i]), ways);
+  const size_t apart = (right.size() + kMostRight - 1) / kMostRight;  // spread over the pass
+  for (auto& [says, way] : ways)
+    for (size_t i = 0; i < right.size(); i += apart)
+      if (refutes(values, right[i], choices_of(chosen, right[i]), says, way)) ++way.refuting;
+  // Some rows may have been spared, as those of another tile are.
+  std::erase_if(ways, [](const auto& one) { return one.second.refuting >= one.second.explained; });
   for (const auto& [says, way] : ways) node.causes.push_back({says, way.explained});
   return node;
 }

@@ -64,11 +64,26 @@ TEST(Choices, AreNoneOfAWayThatARightRowDidNotGo) {
   EXPECT_TRUE(says(beside(high, 5), "the runner-up chosen for the largest"));
 }
 
+// Rows that a bug spared, as those of another tile are, refute it no more than they are.
+TEST(Choices, MayBeWrongInSomeRowsAlone) {
+  const std::vector<float> wrong = {0, 3, 1, 0, 4, 0, 0, 0}, high = {0, 0, 1, 0, 4, 5, 0, 0};
+  std::vector<float> values;
+  for (const auto* row : {&wrong, &wrong, &high})
+    values.insert(values.end(), row->begin(), row->end());
+  EXPECT_TRUE(says(explained(3, values, {1, 1, 5}, Ties::any), "the largest of the first 4 alone"));
+  // Beside NaN any choice is right, and says nothing of how others are chosen.
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(
+      says(explained(2, {0, 3, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, kNaN}, {1, 7}, Ties::any),
+           "the largest of the first 4 alone"));
+}
+
 // -5 is furthest from 0 in the row that is wrong, and -6 in the right one.
 TEST(Choices, AreNotUnsignedWhereARightRowIsNot) {
   const std::string unsign = "the largest without its sign";
   EXPECT_TRUE(says(explained(2, {1, 3, -5, 2, 4, 1, -3, 2}, {2, 0}, Ties::any), unsign));
   EXPECT_FALSE(says(explained(2, {1, 3, -5, 2, 4, 1, -6, 2}, {2, 0}, Ties::any), unsign));
+  EXPECT_TRUE(says(explained(2, {1, 3, -5, 2, 1, -6, 2, 6}, {2, 3}, Ties::any), unsign));
 }
 
 // The rule is the judge's: where ops promise that NaN is the largest, a number beside one is wrong.
