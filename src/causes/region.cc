@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "src/causes/chain.h"
@@ -37,12 +36,7 @@ class Region final : public RegionInPass {
  public:
   Region(const Pass& pass, const Manifest& manifest, const Judge& judge, Oracle& oracle,
          Hypotheses& hypotheses)
-      : pass_(pass),
-        manifest_(manifest),
-        judge_(judge),
-        oracle_(oracle),
-        hypotheses_(hypotheses),
-        dtype_(manifest.dtype) {}
+      : pass_(pass), manifest_(manifest), judge_(judge), oracle_(oracle), hypotheses_(hypotheses) {}
 
   bool make(const Place& place, const std::vector<Place>& hidden, const std::set<int32_t>& wrong);
   std::vector<Tried> search(const std::function<void()>& before_each) override;
@@ -63,7 +57,7 @@ class Region final : public RegionInPass {
   void choose_few();
   // The numbers are those of all rows of the recorded place.
   Fit fit_of_numbers(std::span<const double> hypothesis, Stores stores) const;
-  // The same of the few rows alone.
+  // By the few rows alone, as of a node of its own op.
   Fit fit_of_few(std::span<const double> hypothesis) const;
   // The last op's result where a hypothesis makes those numbers of each of the ops, none of which
   // reads another. Empty: it cannot be computed.
@@ -82,7 +76,6 @@ class Region final : public RegionInPass {
   const Judge& judge_;
   Oracle& oracle_;
   Hypotheses& hypotheses_;
-  DType dtype_;
   std::optional<OpChain> chain_;  // the last op is the recorded one
   std::array<Values, 2> right_;
   std::array<std::vector<double>, 2> want_, limit_;  // of the recorded place
@@ -175,18 +168,18 @@ bool Region::make(const Place& place, const std::vector<Place>& hidden,
   return true;
 }
 
-// The wrong rows that are furthest from what is right: most of what there is to explain.
+// The wrong rows with the most elements over their own op's budget. A row of large numbers may be
+// further from what is right than others are and tell nothing.
 void Region::choose_few() {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto size = static_cast<size_t>(got_->data.view().row_size());
-  std::vector<std::pair<double, size_t>> worst;  // how bad, below 0, and which
+  const WrongNode held{got_->dtype, stored_, want_[OpChain::rounded], limit_[OpChain::rounded]};
+  std::vector<std::pair<int64_t, size_t>> worst;  // how many, below 0, and which
   for (const Node& node : nodes_) {
     if (!node.is_wrong) continue;
     for (const size_t r : node.rows) {
-      double squares = 0;
-      for (size_t i = r * size; i < (r + 1) * size; ++i)
-        squares += std::pow(stored_[i] - want_[OpChain::rounded][i], 2);
-      worst.emplace_back(std::isfinite(squares) ? -squares : -kInfinity, r);
+      int64_t over = 0;
+      for (size_t i = r * size; i < (r + 1) * size; ++i) over += is_over(held, i) ? 1 : 0;
+      if (over > 0) worst.emplace_back(-over, r);
     }
   }
   std::ranges::sort(worst);
@@ -235,7 +228,7 @@ Fit Region::fit_of_few(std::span<const double> hypothesis) const {
       want.push_back(want_[OpChain::rounded][i]);
       limit.push_back(limit_[OpChain::rounded][i]);
     }
-  return fit_in_region({got_->dtype, got, want, limit}, hypothesis);
+  return fit_of({got_->dtype, got, want, limit}, hypothesis);
 }
 
 std::vector<double> Region::carried(OpChain& chain, const std::vector<size_t>& ops,
@@ -257,8 +250,10 @@ std::vector<double> Region::carried(OpChain& chain, const std::vector<size_t>& o
   return std::move(last.want);
 }
 
-// Most guesses are: by rows that have most of the error, and what these are made of, at a small
-// share of the cost.
+// Most guesses are, and few rows show it, with what these are made of, at a small share of the
+// cost. A true cause explains nearly all of what is wrong there, however much of the distance is
+// rounding: half leaves room. Where it does not, hidden results may not have been stored: then
+// fit() tries that too if it is near.
 bool Region::is_far(const RegionGuess& guess) {
   if (is_last(guess.ops.back()) || few_rows_.empty()) return false;
   std::vector<Numbers> numbers;
@@ -272,7 +267,7 @@ bool Region::is_far(const RegionGuess& guess) {
   const std::vector<double> made = carried(*few_, guess.ops, numbers, OpChain::rounded);
   if (made.empty()) return false;
   const Fit fit = fit_of_few(made);
-  return fit.squares > kFar * fit.right_squares;
+  return 2 * fit.elements < fit.of_elements && fit.squares > kFar * fit.right_squares;
 }
 
 // Ops of one kind, none of which is made of another: the projections of a layer, the norms or the
