@@ -10,6 +10,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "kernels/base/check.h"
 #include "kernels/base/nearest.h"
@@ -77,16 +78,25 @@ std::pair<const Point*, int32_t> point_of(const std::string& name) {
 }
 
 // Tensors by how well they tell a run's dtype, the best first: numbers that were computed of
-// weights in it. Those that are read from a weight are in the weight's dtype whatever the run's is,
-// and logits may be wider.
+// weights in it. Logits, of experts too, and the stream may be kept wider, and those that are read
+// from a weight are in the weight's dtype whatever the run's is.
 int rank_to_tell(const Stored& tensor) {
   const Point& p = *tensor.place.point;
-  if (p.op == OpKind::gather || p.is_of_logits()) return 2;
+  if (p.op == OpKind::gather) return 4;
+  if (p.op == OpKind::add) return 3;
+  if (p.is_of_logits() || p == point("mlp.router")) return 2;
   return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
 }
 
+// Bits that only a dtype makes numbers of.
+bool is_untold(const Hdf5File& file, const std::string& path) {
+  return !file.has(path, "dtype") && file.numbers(path, /*whole=*/false).only_bits;
+}
+
 // The dtype of a run of which nothing says it. Programs that have no other floats than fp32 store
-// one of 16 bits in it: `said` is what was taken for what then.
+// one of 16 bits in it. The best that tell in a layer of a pass are asked, and most of them have
+// it: one may be a sum that was kept wider, or be rounded by a bug. `said`: what was taken for
+// what.
 DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stored>>& stored,
                   std::vector<std::string>& said) {
   std::vector<const Stored*> telling;
@@ -98,18 +108,36 @@ DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stor
         "trace)",
         file.path());
   std::ranges::stable_sort(telling, {}, [](const Stored* tensor) { return rank_to_tell(*tensor); });
+  std::map<DType, std::vector<const Stored*>> votes;
+  std::set<const Point*> asked;
+  std::optional<int> rank, layer;
   for (const Stored* tensor : telling) {
-    const Tensor data = bare_tensor(file, tensor->path, *tensor->place.point, {});
+    const Point* const p = tensor->place.point;
+    const bool is_other = rank && (rank_to_tell(*tensor) != *rank ||
+                                   tensor->place.layer != *layer || asked.contains(p));
+    if (is_other) break;
+    if (is_untold(file, tensor->path)) continue;
+    const Tensor data = bare_tensor(file, tensor->path, *p, {});
     const std::optional<DType> found = dtype_of_numbers(data);
     if (!found) continue;
-    if (*found != data.view().dtype)
-      said.push_back(
-          fmt::format("nothing says the dtype of the run: all numbers of {} are {}, in fp32, so "
-                      "it is taken for {} (attribute dtype of the file)",
-                      tensor->path, name_of(*found), name_of(*found)));
-    return *found;
+    rank = rank_to_tell(*tensor), layer = tensor->place.layer;
+    asked.insert(p);
+    votes[*found].push_back(tensor);
   }
-  return DType::f32;
+  DType most = DType::f32;
+  for (const DType dtype : {DType::bf16, DType::f16})
+    if (votes[dtype].size() > votes[most].size()) most = dtype;
+  if (most == DType::f32) return most;
+  const auto is_wider = [&](const Stored* tensor) {
+    return bare_tensor(file, tensor->path, *tensor->place.point, {}).view().dtype != most;
+  };
+  const auto wide = std::ranges::find_if(votes[most], is_wider);
+  if (wide != votes[most].end())
+    said.push_back(
+        fmt::format("nothing says the dtype of the run: all numbers of {} are {}, stored wider, so "
+                    "it is taken for {} (attribute dtype of the file)",
+                    (*wide)->path, name_of(most), name_of(most)));
+  return most;
 }
 
 class BareTrace final : public TraceReader, public PlaceReader {

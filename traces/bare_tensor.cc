@@ -115,13 +115,22 @@ Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& p
 std::optional<DType> dtype_of_numbers(const Tensor& tensor) {
   constexpr int64_t kEnough = 64;
   const TensorView view = tensor.view();
-  if (view.dtype != DType::f32) return view.dtype;
+  if (view.dtype != DType::f32 && view.dtype != DType::f16) return view.dtype;
+  Tensor wide = tensor;
+  if (view.dtype == DType::f16) {
+    wide = Tensor(view.shape, DType::f32);
+    for (int64_t i = 0; i < view.count(); ++i)
+      wide.as<float>()[i] = to_float(view.as<const Float16>()[i]);
+  }
   const auto tells = [](float x) { return x != 0 && std::isfinite(x); };
-  const std::span values(view.as<const float>(), static_cast<size_t>(view.count()));
-  if (std::ranges::count_if(values, tells) < kEnough) return std::nullopt;
+  const std::span values(wide.as<const float>(), static_cast<size_t>(view.count()));
+  if (std::ranges::count_if(values, tells) < kEnough) {
+    if (view.dtype == DType::f16) return view.dtype;
+    return std::nullopt;
+  }
   for (const DType half : {DType::bf16, DType::f16}) {
     int64_t other = 0;
-    narrowed(tensor, half, other);
+    narrowed(wide, half, other);
     if (other == view.count()) return half;
   }
   return DType::f32;

@@ -18,8 +18,8 @@ namespace lockstep {
 Tensor bare_tensor(const Hdf5File& file, const std::string& path, const Point& point,
                    std::optional<DType> run);
 
-// The dtype of a tensor's numbers, where the point has the run's: bf16 or fp16 too where it is
-// stored as fp32 and all of them are numbers of that. Nothing: they are too few to tell.
+// The dtype of a tensor's numbers, where the point has the run's: a narrower one than it is stored
+// in where all are numbers of that. Nothing: it is fp32, and they are too few to tell.
 std::optional<DType> dtype_of_numbers(const Tensor& tensor);
 
 }  // namespace lockstep

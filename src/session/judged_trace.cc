@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -172,22 +173,35 @@ int64_t widest_window(const ModelConfig& config) {
   return all ? 0 : std::ranges::max(window);
 }
 
-// Says of a product in fp32 that the run may have been in the 16 bits that all its numbers have;
-// empty: there is none. Where they are widened, a program may take the one dtype for the other.
+// Says that the run may have been in another dtype, which all numbers of a pass have that were
+// computed of weights in it; empty: one has the run's, or too few tell. Where numbers are widened,
+// a program may take the one dtype for the other.
 std::string doubt_of_dtype(const Pass& pass, DType run) {
-  if (run != DType::f32) return {};
+  const auto is_product = [](const Point& p) {
+    return p.op == OpKind::linear || p.op == OpKind::expert_linear;
+  };
+  const auto is_norm = [](const Point& p) { return p.op == OpKind::norm; };
+  const bool has_products = std::ranges::any_of(pass.tensors, [&](const RecordedTensor& tensor) {
+    return is_product(*tensor.point) && tensor.point->per_layer;
+  });
+  const RecordedTensor* first = nullptr;
+  DType other = run;
   for (const RecordedTensor& tensor : pass.tensors) {
-    const OpKind op = tensor.point->op;
-    if ((op != OpKind::linear && op != OpKind::expert_linear) || tensor.data.view().empty())
-      continue;
-    const DType found = dtype_of_numbers(tensor.data).value_or(DType::f32);
-    if (found == DType::f32) continue;
-    return fmt::format(
-        "the trace says fp32, and all numbers of {} in pass {} are {}: if the run "
-        "was in {}, that is its dtype, and it is to be judged so",
-        text_of(Place{tensor.point, tensor.layer}), pass.info.pass, name_of(found), name_of(found));
+    const Point& p = *tensor.point;
+    const bool tells = has_products ? is_product(p) && p.per_layer : is_norm(p);
+    if (!tells || p == point("mlp.router") || tensor.data.view().empty()) continue;
+    const std::optional<DType> found = dtype_of_numbers(tensor.data);
+    if (!found) continue;
+    if (*found == run || (first && *found != other)) return {};
+    if (!first) first = &tensor, other = *found;
   }
-  return {};
+  if (!first) return {};
+  return fmt::format(
+      "the run is judged as one in {}, and the numbers of {} in pass {}, and of others like it, "
+      "are "
+      "{}: if it was in {}, the trace is to say so (its dtype)",
+      name_of(run), text_of(Place{first->point, first->layer}), pass.info.pass, name_of(other),
+      name_of(other));
 }
 
 // Says of a trace that does not tell its weights that they may be others; empty: they may not. A
@@ -208,8 +222,9 @@ std::string doubt_of_weights(const Result& result, const Manifest& manifest,
   }
   if (points.size() < 2 || layers.size() < 2) return {};
   return fmt::format(
-      "every product with a weight of a layer is wrong, and by nothing that was tried: the weights "
-      "may be others than those of {} (another checkpoint or revision of it, or changed when they "
+      "every product with a weight of a layer that was judged is wrong, and nothing that was tried "
+      "explains one: the weights may be others than those of {} (another checkpoint or revision of "
+      "it, or changed when they "
       "were loaded), or the products share a kernel that is wrong; this trace does not say what it "
       "was made with (weights_xxh3)",
       dir);
@@ -261,7 +276,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
   Causes causes(manifest, judge, *oracle, *hypotheses, options.progress);
   std::optional<ErrorBudgetMaker> budget = budget_maker_of(options, manifest);
   RowsOfPasses rows;
-  std::string doubt;
+  std::optional<std::string> doubt;  // of the first pass with findings
   bool found = false;
   int judged = 0;
   while (judged < trace.passes() && !(options.fail_fast && found)) {
@@ -270,7 +285,7 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     progress.begin_pass(pass.info.pass, std::ssize(pass.info.rows));
     const std::vector<NodeId> flags = naming(path, [&] { return judge.judge(pass); });
     found |= !flags.empty();
-    if (found && doubt.empty()) doubt = doubt_of_dtype(pass, manifest.dtype);
+    if (found && !doubt) doubt = doubt_of_dtype(pass, manifest.dtype);
     causes.add(pass, flags);
     if (budget) budget->add(pass);
     tables.add(pass.info);
@@ -285,8 +300,8 @@ Result judge_trace(const std::string& path, const Checkpoint& checkpoint, JudgeO
     line.show("sharing out the error of the logits");
     result.error_budget = budget->make(*open_reference().error_sharer(checkpoint, reference));
   }
-  for (const std::string& said : {doubt, doubt_of_weights(result, manifest, checkpoint.dir())})
-    if (!said.empty()) result.notes.push_back(said);
+  if (doubt.value_or("").empty()) doubt = doubt_of_weights(result, manifest, checkpoint.dir());
+  if (!doubt->empty()) result.notes.push_back(*doubt);
   note_reading(opened, rope_pairs, judged, result);
   if (std::filesystem::exists(std::filesystem::path(checkpoint.dir()) / "tokenizer.json"))
     add_texts(result, Tokenizer::open(checkpoint.dir()));

@@ -84,17 +84,28 @@ class Bare(InFolder):
         self.assertTrue(verdict, verdict)
         self.assertEqual(verdict.result["provenance"]["compute_dtype"], "bf16")
         self.assertIn("nothing says the dtype of the run: all numbers of "
-                      "/tensors/pass000000/layer000000/attn.o are bf16, in fp32, so it is taken "
-                      "for bf16 (attribute dtype of the file)", verdict.notes)
+                      "/tensors/pass000000/layer000000/attn.o are bf16, stored wider, so it is "
+                      "taken for bf16 (attribute dtype of the file)", verdict.notes)
 
     def test_a_wrong_dtype_is_doubted(self):
+        def doubts(said):
+            self.said(said)
+            verdict = lockstep.judge(self.path, QWEN3)
+            self.assertFalse(verdict)
+            return [note for note in verdict.notes if "(its dtype)" in note]
         self.write()
-        self.said("fp32")
-        verdict = lockstep.judge(self.path, QWEN3)
-        self.assertFalse(verdict)
-        self.assertIn("the trace says fp32, and all numbers of layer 0 attn.o in pass 0 are bf16: "
-                      "if the run was in bf16, that is its dtype, and it is to be judged so",
-                      verdict.notes)
+        for said in ("fp32", "fp16"):
+            self.assertEqual(doubts(said), [
+                f"the run is judged as one in {said}, and the numbers of layer 0 attn.o in pass 0, "
+                "and of others like it, are bf16: if it was in bf16, the trace is to say so (its "
+                "dtype)"])
+        self.write("model = model.half()")
+        self.assertIn("are fp16: if it was in fp16", doubts("bf16")[0])
+        self.write("model = model.float()")
+        self.assertIn("are fp32: if it was in fp32", doubts("bf16")[0])
+        # A bug in a run whose dtype is right says nothing of it.
+        self.write("model.model.layers[2].post_attention_layernorm.variance_epsilon = 1e3")
+        self.assertEqual(doubts("bf16"), [])
 
     def test_a_run_in_fp32_needs_not_say_so(self):
         self.write("model = model.float()")
@@ -127,6 +138,12 @@ class Bare(InFolder):
 
         whole = judged()
         self.assertTrue(whole, whole)
+        with h5py.File(self.path, "a") as file:  # nor need it say its dtype
+            del file.attrs["dtype"]
+            for i in range(layers - 1):  # beside a stream in fp32, which some engines keep
+                file[f"tensors/pass000000/layer{i:06}/mlp.residual"][0, :2] += 1e-6
+        found = lockstep.judge(self.path, QWEN3)
+        self.assertEqual(found.result["provenance"]["compute_dtype"], "bf16")
         missed = judged("layer000002/mlp.residual")
         self.assertEqual((missed.first.layer, missed.first.point), (2, "mlp.residual"), missed)
         self.assertFalse(judged("model/final.norm"))
@@ -139,7 +156,7 @@ for i, layer in enumerate(model.model.layers):
             lambda m, x, out, place=f"layer{i:06}/mlp.{point}":
             seen.update({place: out[0].float().numpy()}))
 """
-        said = "every product with a weight of a layer is wrong, and by nothing that was tried"
+        said = "every product with a weight of a layer that was judged is wrong"
         def notes(change):
             self.write(hooks + f"for one in {change}: one.weight.data *= "
                                            "1 + 0.03 * torch.randn(one.weight.shape)")

@@ -206,10 +206,33 @@ TEST_F(Bare, ADtypeThatNobodySaysIsThatOfTheNumbers) {
                      {"layer0/attn.norm", {dtype, 128}},
                      {"model/logits", {other, 128}}}),
               dtype);
+    // One product of a layer may be kept wider, or be rounded; logits of experts may be wider.
+    EXPECT_EQ(found({{"layer0/attn.o", {other, 128}},
+                     {"layer0/mlp.down", {dtype, 128}},
+                     {"layer0/mlp.up", {dtype, 128}},
+                     {"layer1/attn.o", {other, 128}},
+                     {"layer1/mlp.down", {other, 128}}}),
+              dtype);
+    EXPECT_EQ(found({{"layer0/mlp.router", {other, 128}}, {"layer0/attn.norm", {dtype, 128}}}),
+              dtype);
     // Too few numbers say nothing.
     EXPECT_EQ(found({{"layer0/attn.norm", {dtype, 128}}, {"layer0/attn.o", {other, 63}}}), dtype);
     EXPECT_EQ(found({{"layer0/attn.o", {dtype, 63}}}), DType::f32);
   }
+}
+
+// Bits are numbers of the dtype that others are found to have.
+TEST_F(Bare, BitsAreOfTheDtypeThatIsFound) {
+  std::vector<float> halves(128);
+  for (int i = 0; i < 128; ++i)
+    halves[i] = to_float(from_float<BFloat16>(1 / static_cast<float>(i + 3)));
+  const auto trace = opened([&](Foreign& file) {
+    put_rows(file);
+    file.put<uint16_t>("/tensors/pass0/layer0/attn.o", H5T_STD_U16LE, {0x3f80, 0xbf00}, {2, 1});
+    file.put("/tensors/pass0/layer0/attn.norm", H5T_IEEE_F32LE, halves, {2, 64});
+  });
+  EXPECT_EQ(trace->manifest().dtype, DType::bf16);
+  EXPECT_EQ(trace->read(0, true).find(point("attn.o"), 0)->data.as<uint16_t>()[1], 0xbf00);
 }
 
 TEST_F(Bare, ADtypeThatADatasetSaysIsHeldTo) {
