@@ -17,6 +17,8 @@
 namespace lockstep {
 namespace {
 
+// Right rows of a pass that are looked at: one may be of a vocabulary.
+constexpr size_t kMostRight = 64;
 constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 // A way to go wrong: how many rows it explains, how many right ones it would have otherwise, and
@@ -151,16 +153,35 @@ bool refutes(const TensorView& values, int64_t row, std::span<const int32_t> cho
   return size(most) < size(largest_unsigned(values, row));
 }
 
+// Leaves out the ways that as many of the right rows refute as there are rows that they explain:
+// some may have been spared, as those of another tile are. Nor does a way say more than another
+// that explains as many and that fewer refute.
+void drop_refuted(const TensorView& values, const TensorView& chosen,
+                  const std::vector<int64_t>& right, Ways& ways) {
+  const size_t apart = (right.size() + kMostRight - 1) / kMostRight;  // spread over the pass
+  for (auto& [says, way] : ways)
+    for (size_t i = 0; i < right.size(); i += apart)
+      if (refutes(values, right[i], choices_of(chosen, right[i]), says, way))
+        way.refuting += static_cast<int64_t>(apart);
+  const Ways all = ways;
+  std::erase_if(ways, [&](const auto& one) {
+    const Way& way = one.second;
+    return way.refuting >= way.explained || std::ranges::any_of(all, [&](const auto& other) {
+             return other.second.explained >= way.explained && other.second.refuting < way.refuting;
+           });
+  });
+}
+
 }  // namespace
 
 ExactNode choices_explained(const RecordedTensor& got, const TensorView& values, int32_t request,
                             Ties ties) {
-  constexpr size_t kMostRight = 64;  // of the rows of a vocabulary that are looked at
   ExactNode node;
   Ways ways;
   const TensorView chosen = got.data;
   const int64_t k = chosen.row_size(), width = values.row_size();
   std::vector<int64_t> right;
+  bool others_wrong = false;
   for (size_t r = 0; r < got.rows.size(); ++r) {
     const bool own = got.rows[r].request == request;
     if (!own && right.size() >= kMostRight) continue;
@@ -172,6 +193,7 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
       if (tells) right.push_back(row);
       continue;
     }
+    others_wrong = others_wrong || !own;
     if (!own) continue;
     ++node.wrong;
     const std::span<const int32_t> of_row = choices_of(chosen, row);
@@ -190,12 +212,10 @@ ExactNode choices_explained(const RecordedTensor& got, const TensorView& values,
     else
       explain_choices(values, row, of_row, ranks, ways);
   }
-  const size_t apart = (right.size() + kMostRight - 1) / kMostRight;  // spread over the pass
-  for (auto& [says, way] : ways)
-    for (size_t i = 0; i < right.size(); i += apart)
-      if (refutes(values, right[i], choices_of(chosen, right[i]), says, way)) ++way.refuting;
-  // Some rows may have been spared, as those of another tile are.
-  std::erase_if(ways, [](const auto& one) { return one.second.refuting >= one.second.explained; });
+  // A bug that is in several requests may have spared others.
+  if (others_wrong)
+    std::erase_if(right, [&](int64_t row) { return got.rows[row].request != request; });
+  drop_refuted(values, chosen, right, ways);
   for (const auto& [says, way] : ways) node.causes.push_back({says, way.explained});
   return node;
 }

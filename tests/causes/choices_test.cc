@@ -9,15 +9,18 @@
 namespace lockstep {
 namespace {
 
-// What a record comes to that chooses `chosen` by index among `values`, as many a row.
+// What a record comes to that chooses `chosen` by index among `values`, as many a row. requests: of
+// the rows; empty: all are of one, the first.
 ExactNode explained(int64_t rows, const std::vector<float>& values,
-                    const std::vector<int32_t>& chosen, Ties ties) {
+                    const std::vector<int32_t>& chosen, Ties ties,
+                    const std::vector<int32_t>& requests = {}) {
   Tensor among(Shape{rows, std::ssize(values) / rows}, DType::f32);
   Tensor indices(Shape{rows, std::ssize(chosen) / rows}, DType::i32);
   std::ranges::copy(values, among.as<float>());
   std::ranges::copy(chosen, indices.as<int32_t>());
   RecordedTensor got{.dtype = DType::i32, .shape = indices.view().shape};
-  for (int32_t row = 0; row < rows; ++row) got.rows.push_back({0, row});
+  for (int32_t row = 0; row < rows; ++row)
+    got.rows.push_back({requests.empty() ? 0 : requests[static_cast<size_t>(row)], row});
   got.data = std::move(indices);
   return choices_explained(got, among, 0, ties);
 }
@@ -66,7 +69,7 @@ TEST(Choices, AreNoneOfAWayThatARightRowDidNotGo) {
 
 // Rows that a bug spared, as those of another tile are, refute it no more than they are.
 TEST(Choices, MayBeWrongInSomeRowsAlone) {
-  const std::vector<float> wrong = {0, 3, 1, 0, 4, 0, 0, 0}, high = {0, 0, 1, 0, 4, 5, 0, 0};
+  const std::vector<float> wrong = {0, 3, 1, 0, 4, 3.5F, 0, 0}, high = {0, 0, 1, 0, 4, 5, 0, 0};
   std::vector<float> values;
   for (const auto* row : {&wrong, &wrong, &high})
     values.insert(values.end(), row->begin(), row->end());
@@ -76,6 +79,40 @@ TEST(Choices, MayBeWrongInSomeRowsAlone) {
   EXPECT_TRUE(
       says(explained(2, {0, 3, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, kNaN}, {1, 7}, Ties::any),
            "the largest of the first 4 alone"));
+}
+
+// A row of another request that is right refutes what is said of this one's, but where the bug is
+// in other requests too and spared that one.
+TEST(Choices, AreRefutedByRowsOfOtherRequestsUnlessTheseAreWrongToo) {
+  const std::vector<float> wrong = {0, 3, 1, 0, 4, 0, 0, 0}, high = {0, 0, 1, 0, 4, 5, 0, 0};
+  const auto says_half = [&](const std::vector<const std::vector<float>*>& rows,
+                             const std::vector<int32_t>& chosen) {
+    std::vector<float> values;
+    for (const auto* row : rows) values.insert(values.end(), row->begin(), row->end());
+    const auto count = static_cast<int32_t>(rows.size());
+    std::vector<int32_t> requests;
+    for (int32_t row = 0; row < count; ++row) requests.push_back(row);
+    return says(explained(count, values, chosen, Ties::any, requests),
+                "the largest of the first 4 alone");
+  };
+  EXPECT_FALSE(says_half({&wrong, &high}, {1, 5}));
+  EXPECT_TRUE(says_half({&wrong, &wrong, &high}, {1, 1, 5}));
+}
+
+// However many are wrong, the many right ones that are looked at refute as what they stand for.
+TEST(Choices, OfVeryManyRowsAreRefutedByAsMany) {
+  const std::vector<float> wrong = {0, 3, 1, 0, 4, 0, 0, 0}, high = {0, 0, 1, 0, 4, 5, 0, 0};
+  std::vector<float> values;
+  std::vector<int32_t> chosen;
+  for (int row = 0; row < 600; ++row) {
+    const bool is_wrong = row % 3 == 0;
+    const std::vector<float>& of = is_wrong ? wrong : high;
+    values.insert(values.end(), of.begin(), of.end());
+    chosen.push_back(is_wrong ? 1 : 5);
+  }
+  const ExactNode node = explained(600, values, chosen, Ties::any);
+  EXPECT_FALSE(says(node, "the largest of the first 4 alone"));
+  EXPECT_TRUE(says(node, "the runner-up chosen for the largest"));
 }
 
 // -5 is furthest from 0 in the row that is wrong, and -6 in the right one.
