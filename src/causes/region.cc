@@ -168,23 +168,34 @@ bool Region::make(const Place& place, const std::vector<Place>& hidden,
   return true;
 }
 
-// The wrong rows with the most elements over their own op's budget. A row of large numbers may be
-// further from what is right than others are and tell nothing.
+// The wrong rows with the most elements over their own op's budget; where none is over, those that
+// are furthest from what is right. It is counted in budgets: a row of large numbers may be further
+// away than others are and tell nothing.
 void Region::choose_few() {
   const auto size = static_cast<size_t>(got_->data.view().row_size());
-  const WrongNode held{got_->dtype, stored_, want_[OpChain::rounded], limit_[OpChain::rounded]};
-  std::vector<std::pair<int64_t, size_t>> worst;  // how many, below 0, and which
+  struct Wrong {
+    int64_t over = 0;
+    double squares = 0;
+    size_t row = 0;
+  };
+  std::vector<Wrong> all;
   for (const Node& node : nodes_) {
     if (!node.is_wrong) continue;
     for (const size_t r : node.rows) {
-      int64_t over = 0;
-      for (size_t i = r * size; i < (r + 1) * size; ++i) over += is_over(held, i) ? 1 : 0;
-      if (over > 0) worst.emplace_back(-over, r);
+      const auto of_row = [&](const std::vector<double>& numbers) {
+        return std::span(numbers).subspan(r * size, size);
+      };
+      const std::span<const double> want = of_row(want_[OpChain::rounded]);
+      const WrongNode held{got_->dtype, of_row(stored_), want, of_row(limit_[OpChain::rounded])};
+      Wrong wrong{.squares = fit_of(held, want).right_squares, .row = r};
+      for (size_t i = 0; i < size; ++i) wrong.over += is_over(held, i) ? 1 : 0;
+      all.push_back(wrong);
     }
   }
-  std::ranges::sort(worst);
-  for (size_t i = 0; i < std::min(worst.size(), kFewRows); ++i)
-    few_rows_.push_back(worst[i].second);
+  std::ranges::stable_sort(all, [](const Wrong& a, const Wrong& b) {
+    return std::pair(a.over, a.squares) > std::pair(b.over, b.squares);
+  });
+  for (size_t i = 0; i < std::min(all.size(), kFewRows); ++i) few_rows_.push_back(all[i].row);
   std::ranges::sort(few_rows_);
   std::vector<Row> rows;
   for (const size_t r : few_rows_) rows.push_back(got_->rows[r]);
@@ -354,8 +365,7 @@ std::optional<Fit> Region::fit(const RegionGuess& guess) {
       fit = fit_of_numbers(made, stores);
     }
     if (!best || fit->squares < best->squares) best = fit;
-    // Whether hidden results were stored makes no cause of what is none.
-    if (best->explains() || best->squares > kFar * best->right_squares) break;
+    if (best->explains()) break;
   }
   return best;
 }
