@@ -83,7 +83,7 @@ std::pair<const Point*, int32_t> point_of(const std::string& name) {
 int rank_to_tell(const Stored& tensor) {
   const Point& p = *tensor.place.point;
   if (p.op == OpKind::gather) return 4;
-  if (p.op == OpKind::add) return 3;
+  if (p.op == OpKind::add || p.op == OpKind::softmax) return 3;
   if (p.is_of_logits() || p == point("mlp.router")) return 2;
   return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
 }
@@ -124,9 +124,9 @@ DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stor
     asked.insert(p);
     votes[*found].push_back(tensor);
   }
-  DType most = DType::f32;
-  for (const DType dtype : {DType::bf16, DType::f16})
-    if (votes[dtype].size() > votes[most].size()) most = dtype;
+  DType most = DType::f32;  // of as many, the narrower: fp32 numbers are none of 16 bits by chance
+  for (const DType dtype : {DType::f16, DType::bf16})
+    if (!votes[dtype].empty() && votes[dtype].size() >= votes[most].size()) most = dtype;
   if (most == DType::f32) return most;
   const auto is_wider = [&](const Stored* tensor) {
     return bare_tensor(file, tensor->path, *tensor->place.point, {}).view().dtype != most;

@@ -38,6 +38,16 @@ Tensor narrowed(const Tensor& from, DType dtype, int64_t& other) {
   return to;
 }
 
+// fp16 numbers as fp32, or the tensor itself where it is fp32.
+Tensor as_fp32(const Tensor& tensor) {
+  const TensorView view = tensor.view();
+  if (view.dtype == DType::f32) return tensor;
+  Tensor wide(view.shape, DType::f32);
+  for (int64_t i = 0; i < view.count(); ++i)
+    wide.as<float>()[i] = to_float(view.as<const Float16>()[i]);
+  return wide;
+}
+
 // Engines that compute batches have a first axis of one sequence.
 Tensor without_leading_ones(const Tensor& tensor, const Point& point, const std::string& where) {
   const auto axes = std::ranges::count(point.shape, ',') + 1;
@@ -88,15 +98,18 @@ Tensor floats(const Hdf5File& file, const std::string& path, const Point& point,
   check(!said || dtype == *said || dtype == DType::f32, "{} is {}, and its attribute dtype says {}",
         where, name_of(dtype), name_of(said.value_or(dtype)));
   const bool of_run = !said && run && point.dtype == PointDType::of_the_run && is_half(*run);
-  if (dtype != DType::f32 || !(of_run || (said && is_half(*said)))) return stored.tensor;
+  // A program without bf16 may hold it in fp16, as far as the numbers go.
+  const bool is_wider = dtype == DType::f32 || (dtype == DType::f16 && run == DType::bf16);
+  if (!is_wider || !(of_run || (said && is_half(*said)))) return stored.tensor;
   int64_t other = 0;
-  Tensor half = narrowed(stored.tensor, said ? *said : *run, other);
+  const Tensor wide = as_fp32(stored.tensor);
+  Tensor half = narrowed(wide, said ? *said : *run, other);
   const int64_t count = stored.tensor.view().count();
   check(other == count || !said,
         "{} says that it is {}, and element {} is {}, which is none: it was not computed so, or "
         "not written exactly",
         where, said ? name_of(*said) : "", other,
-        other < count ? stored.tensor.as<const float>()[other] : 0.0F);
+        other < count ? wide.as<const float>()[other] : 0.0F);
   return other == count ? half : stored.tensor;  // fp32 logits of a 16-bit run
 }
 
@@ -116,12 +129,7 @@ std::optional<DType> dtype_of_numbers(const Tensor& tensor) {
   constexpr int64_t kEnough = 64;
   const TensorView view = tensor.view();
   if (view.dtype != DType::f32 && view.dtype != DType::f16) return view.dtype;
-  Tensor wide = tensor;
-  if (view.dtype == DType::f16) {
-    wide = Tensor(view.shape, DType::f32);
-    for (int64_t i = 0; i < view.count(); ++i)
-      wide.as<float>()[i] = to_float(view.as<const Float16>()[i]);
-  }
+  const Tensor wide = as_fp32(tensor);
   const auto tells = [](float x) { return x != 0 && std::isfinite(x); };
   const std::span values(wide.as<const float>(), static_cast<size_t>(view.count()));
   if (std::ranges::count_if(values, tells) < kEnough) {

@@ -174,34 +174,35 @@ int64_t widest_window(const ModelConfig& config) {
 }
 
 // Says that the run may have been in another dtype, which all numbers of a pass have that were
-// computed of weights in it; empty: one has the run's, or too few tell. Where numbers are widened,
-// a program may take the one dtype for the other.
-std::string doubt_of_dtype(const Pass& pass, DType run) {
+// computed of weights in it; empty: one has the run's, or none: too few tell. Where numbers are
+// widened, a program may take the one dtype for the other.
+std::optional<std::string> doubt_of_dtype(const Pass& pass, DType run) {
   const auto is_product = [](const Point& p) {
-    return p.op == OpKind::linear || p.op == OpKind::expert_linear;
+    return (p.op == OpKind::linear || p.op == OpKind::expert_linear) && p.per_layer &&
+           p != point("mlp.router");
   };
-  const auto is_norm = [](const Point& p) { return p.op == OpKind::norm; };
-  const bool has_products = std::ranges::any_of(pass.tensors, [&](const RecordedTensor& tensor) {
-    return is_product(*tensor.point) && tensor.point->per_layer;
-  });
-  const RecordedTensor* first = nullptr;
+  const bool has_products = std::ranges::any_of(
+      pass.tensors, [&](const RecordedTensor& tensor) { return is_product(*tensor.point); });
+  std::vector<const RecordedTensor*> telling;
   DType other = run;
   for (const RecordedTensor& tensor : pass.tensors) {
     const Point& p = *tensor.point;
-    const bool tells = has_products ? is_product(p) && p.per_layer : is_norm(p);
-    if (!tells || p == point("mlp.router") || tensor.data.view().empty()) continue;
+    const bool tells = has_products ? is_product(p) : p.op == OpKind::norm;
+    if (!tells || tensor.data.view().empty()) continue;
     const std::optional<DType> found = dtype_of_numbers(tensor.data);
     if (!found) continue;
-    if (*found == run || (first && *found != other)) return {};
-    if (!first) first = &tensor, other = *found;
+    if (*found == run || (!telling.empty() && *found != other)) return "";
+    telling.push_back(&tensor);
+    other = *found;
   }
-  if (!first) return {};
+  if (telling.empty()) return std::nullopt;
+  const Place first{telling.front()->point, telling.front()->layer};
+  const std::string more =
+      telling.size() > 1 ? fmt::format(", and of {} more tensors,", telling.size() - 1) : "";
   return fmt::format(
-      "the run is judged as one in {}, and the numbers of {} in pass {}, and of others like it, "
-      "are "
-      "{}: if it was in {}, the trace is to say so (its dtype)",
-      name_of(run), text_of(Place{first->point, first->layer}), pass.info.pass, name_of(other),
-      name_of(other));
+      "the run is judged as one in {}, and the numbers of {} in pass {}{} are {}: if it was in {}, "
+      "the trace is to say so (its dtype)",
+      name_of(run), text_of(first), pass.info.pass, more, name_of(other), name_of(other));
 }
 
 // Says of a trace that does not tell its weights that they may be others; empty: they may not. A

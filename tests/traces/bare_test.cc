@@ -8,6 +8,7 @@
 #include "probes/qwen_graph.h"
 #include "tests/helpers.h"
 #include "traces/bare_file.h"
+#include "traces/hdf5_parts.h"
 #include "traces/kept_result.h"
 
 namespace lockstep {
@@ -215,6 +216,8 @@ TEST_F(Bare, ADtypeThatNobodySaysIsThatOfTheNumbers) {
               dtype);
     EXPECT_EQ(found({{"layer0/mlp.router", {other, 128}}, {"layer0/attn.norm", {dtype, 128}}}),
               dtype);
+    EXPECT_EQ(found({{"layer0/mlp.router", {dtype, 128}}, {"layer0/mlp.weights", {other, 128}}}),
+              dtype);
     // Too few numbers say nothing.
     EXPECT_EQ(found({{"layer0/attn.norm", {dtype, 128}}, {"layer0/attn.o", {other, 63}}}), dtype);
     EXPECT_EQ(found({{"layer0/attn.o", {dtype, 63}}}), DType::f32);
@@ -233,6 +236,25 @@ TEST_F(Bare, BitsAreOfTheDtypeThatIsFound) {
   });
   EXPECT_EQ(trace->manifest().dtype, DType::bf16);
   EXPECT_EQ(trace->read(0, true).find(point("attn.o"), 0)->data.as<uint16_t>()[1], 0xbf00);
+}
+
+// fp16 holds numbers of bf16 as well, for programs that have none.
+TEST_F(Bare, NumbersOfABf16RunMayBeFp16) {
+  for (const bool of_bf16 : {true, false}) {
+    std::vector<uint16_t> bits(128);
+    for (int i = 0; i < 128; ++i) {
+      const float x = 1 / static_cast<float>(i + 3);
+      bits[i] = from_float<Float16>(of_bf16 ? to_float(from_float<BFloat16>(x)) : x).bits;
+    }
+    const auto trace = opened([&](Foreign& file) {
+      put_rows(file);
+      file.put("/tensors/pass0/layer0/attn.o", hdf5_type_of(DType::f16), bits, {2, 64});
+    });
+    const DType dtype = of_bf16 ? DType::bf16 : DType::f16;
+    EXPECT_EQ(trace->manifest().dtype, dtype);
+    EXPECT_EQ(trace->problems().size(), of_bf16 ? 2u : 1u);
+    EXPECT_EQ(trace->read(0, true).tensors.at(0).dtype, dtype);
+  }
 }
 
 TEST_F(Bare, ADtypeThatADatasetSaysIsHeldTo) {
