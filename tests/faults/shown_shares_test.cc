@@ -252,7 +252,7 @@ TEST(ShownShares, AreAsManyAsThereArePartialResults) {
   EXPECT_EQ(wrong_points(result), (Points{"attn.lse"})) << result.story;
   ASSERT_TRUE(result.first);
   EXPECT_EQ(result.first->verdict, Verdict::structural);
-  EXPECT_EQ(result.first->rule, "shape [21, 3, 6] was wanted, found [21, 2, 6]");
+  EXPECT_EQ(result.first->rule, "shape [59, 3, 6] was wanted, found [59, 2, 6]");
 }
 
 TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
@@ -262,7 +262,7 @@ TEST(ShownShares, AreOfNoNumberThatIsWantedWhereTheirHeadsAreWrong) {
     tensor.data = Tensor(tensor.shape, DType::f32);
   }});
   ASSERT_TRUE(result.first);
-  EXPECT_EQ(result.first->rule, "shape [21, 1 or more, 6, 64] was wanted, found [21, 3, 5, 64]");
+  EXPECT_EQ(result.first->rule, "shape [59, 1 or more, 6, 64] was wanted, found [59, 3, 5, 64]");
 }
 
 // A share in which a query sees no key: the second one of a prompt of less than three pages, say.
