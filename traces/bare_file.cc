@@ -85,7 +85,7 @@ int rank_to_tell(const Stored& tensor) {
   if (p.op == OpKind::gather) return 4;
   if (p.op == OpKind::add || p.op == OpKind::softmax) return 3;
   if (p.is_of_logits() || p == point("mlp.router")) return 2;
-  return p.op == OpKind::linear || p.op == OpKind::expert_linear ? 0 : 1;
+  return row_of(p.op).has_matrix ? 0 : 1;
 }
 
 // Bits that only a dtype makes numbers of.
@@ -108,7 +108,11 @@ DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stor
         "trace)",
         file.path());
   std::ranges::stable_sort(telling, {}, [](const Stored* tensor) { return rank_to_tell(*tensor); });
-  std::map<DType, std::vector<const Stored*>> votes;
+  struct Votes {
+    int count = 0;
+    std::string wider;  // the first tensor that is stored in another dtype; empty: none
+  };
+  std::map<DType, Votes> votes;
   std::set<const Point*> asked;
   std::optional<int> rank, layer;
   for (const Stored* tensor : telling) {
@@ -122,21 +126,18 @@ DType dtype_found(const Hdf5File& file, const std::map<int32_t, std::vector<Stor
     if (!found) continue;
     rank = rank_to_tell(*tensor), layer = tensor->place.layer;
     asked.insert(p);
-    votes[*found].push_back(tensor);
+    Votes& of_dtype = votes[*found];
+    ++of_dtype.count;
+    if (of_dtype.wider.empty() && data.view().dtype != *found) of_dtype.wider = tensor->path;
   }
   DType most = DType::f32;  // of as many, the narrower: fp32 numbers are none of 16 bits by chance
   for (const DType dtype : {DType::f16, DType::bf16})
-    if (!votes[dtype].empty() && votes[dtype].size() >= votes[most].size()) most = dtype;
-  if (most == DType::f32) return most;
-  const auto is_wider = [&](const Stored* tensor) {
-    return bare_tensor(file, tensor->path, *tensor->place.point, {}).view().dtype != most;
-  };
-  const auto wide = std::ranges::find_if(votes[most], is_wider);
-  if (wide != votes[most].end())
+    if (votes[dtype].count > 0 && votes[dtype].count >= votes[most].count) most = dtype;
+  if (const std::string& wider = votes[most].wider; !wider.empty())
     said.push_back(
         fmt::format("nothing says the dtype of the run: all numbers of {} are {}, stored wider, so "
                     "it is taken for {} (attribute dtype of the file)",
-                    (*wide)->path, name_of(most), name_of(most)));
+                    wider, name_of(most), name_of(most)));
   return most;
 }
 

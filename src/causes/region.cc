@@ -47,6 +47,11 @@ class Region final : public RegionInPass {
     bool is_wrong = false;
     std::vector<size_t> rows;
   };
+  // Some rows of the recorded place.
+  struct Held {
+    std::vector<double> got, want, limit;
+    WrongNode as(DType dtype) const { return {dtype, got, want, limit}; }
+  };
   // A question with the hypotheses that are asked by it.
   struct Asked {
     OpChain::Question question;
@@ -55,10 +60,9 @@ class Region final : public RegionInPass {
 
   bool add_noise();
   void choose_few();
+  Held held(std::span<const size_t> rows, Stores stores) const;
   // The numbers are those of all rows of the recorded place.
   Fit fit_of_numbers(std::span<const double> hypothesis, Stores stores) const;
-  // By the few rows alone, as of a node of its own op.
-  Fit fit_of_few(std::span<const double> hypothesis) const;
   // The last op's result where a hypothesis makes those numbers of each of the ops, none of which
   // reads another. Empty: it cannot be computed.
   std::vector<double> carried(OpChain& chain, const std::vector<size_t>& ops,
@@ -172,7 +176,6 @@ bool Region::make(const Place& place, const std::vector<Place>& hidden,
 // are furthest from what is right. It is counted in budgets: a row of large numbers may be further
 // away than others are and tell nothing.
 void Region::choose_few() {
-  const auto size = static_cast<size_t>(got_->data.view().row_size());
   struct Wrong {
     int64_t over = 0;
     double squares = 0;
@@ -182,13 +185,10 @@ void Region::choose_few() {
   for (const Node& node : nodes_) {
     if (!node.is_wrong) continue;
     for (const size_t r : node.rows) {
-      const auto of_row = [&](const std::vector<double>& numbers) {
-        return std::span(numbers).subspan(r * size, size);
-      };
-      const std::span<const double> want = of_row(want_[OpChain::rounded]);
-      const WrongNode held{got_->dtype, of_row(stored_), want, of_row(limit_[OpChain::rounded])};
-      Wrong wrong{.squares = fit_of(held, want).right_squares, .row = r};
-      for (size_t i = 0; i < size; ++i) wrong.over += is_over(held, i) ? 1 : 0;
+      const Held of_row = held({&r, 1}, OpChain::rounded);
+      const WrongNode row = of_row.as(got_->dtype);
+      Wrong wrong{.squares = fit_of(row, row.want).right_squares, .row = r};
+      for (size_t i = 0; i < row.got.size(); ++i) wrong.over += is_over(row, i) ? 1 : 0;
       all.push_back(wrong);
     }
   }
@@ -212,34 +212,31 @@ std::vector<size_t> Region::few_of(size_t i) const {
   return numbers;
 }
 
+Region::Held Region::held(std::span<const size_t> rows, Stores stores) const {
+  const auto size = static_cast<size_t>(got_->data.view().row_size());
+  Held held;
+  for (const size_t r : rows)
+    for (size_t i = r * size; i < (r + 1) * size; ++i) {
+      held.got.push_back(stored_[i]);
+      held.want.push_back(want_[stores][i]);
+      held.limit.push_back(limit_[stores][i]);
+    }
+  return held;
+}
+
 Fit Region::fit_of_numbers(std::span<const double> hypothesis, Stores stores) const {
   const auto size = static_cast<size_t>(got_->data.view().row_size());
   Fit fit;
   for (const Node& node : nodes_) {
-    std::vector<double> got, want, limit, numbers;
+    std::vector<double> numbers;
     for (const size_t r : node.rows)
-      for (size_t i = r * size; i < (r + 1) * size; ++i) {
-        got.push_back(stored_[i]);
-        want.push_back(want_[stores][i]);
-        limit.push_back(limit_[stores][i]);
-        numbers.push_back(hypothesis[i]);
-      }
-    const WrongNode held{got_->dtype, got, want, limit};
-    fit.add(node.is_wrong ? fit_in_region(held, numbers) : fit_of_right(held, numbers));
+      numbers.insert(numbers.end(), hypothesis.begin() + r * size,
+                     hypothesis.begin() + (r + 1) * size);
+    const Held of_node = held(node.rows, stores);
+    const WrongNode all = of_node.as(got_->dtype);
+    fit.add(node.is_wrong ? fit_in_region(all, numbers) : fit_of_right(all, numbers));
   }
   return fit;
-}
-
-Fit Region::fit_of_few(std::span<const double> hypothesis) const {
-  const auto size = static_cast<size_t>(got_->data.view().row_size());
-  std::vector<double> got, want, limit;
-  for (const size_t r : few_rows_)
-    for (size_t i = r * size; i < (r + 1) * size; ++i) {
-      got.push_back(stored_[i]);
-      want.push_back(want_[OpChain::rounded][i]);
-      limit.push_back(limit_[OpChain::rounded][i]);
-    }
-  return fit_of({got_->dtype, got, want, limit}, hypothesis);
 }
 
 std::vector<double> Region::carried(OpChain& chain, const std::vector<size_t>& ops,
@@ -263,8 +260,8 @@ std::vector<double> Region::carried(OpChain& chain, const std::vector<size_t>& o
 
 // Most guesses are, and few rows show it, with what these are made of, at a small share of the
 // cost. A true cause explains nearly all of what is wrong there, however much of the distance is
-// rounding: half leaves room. Where it does not, hidden results may not have been stored: then
-// fit() tries that too if it is near.
+// rounding: half leaves room. One that does not may be near all the same, as where hidden results
+// were not stored; a cause that is small beside what these round is not found then.
 bool Region::is_far(const RegionGuess& guess) {
   if (is_last(guess.ops.back()) || few_rows_.empty()) return false;
   std::vector<Numbers> numbers;
@@ -277,7 +274,8 @@ bool Region::is_far(const RegionGuess& guess) {
   }
   const std::vector<double> made = carried(*few_, guess.ops, numbers, OpChain::rounded);
   if (made.empty()) return false;
-  const Fit fit = fit_of_few(made);
+  const Held of_few = held(few_rows_, OpChain::rounded);
+  const Fit fit = fit_of(of_few.as(got_->dtype), made);
   return 2 * fit.elements < fit.of_elements && fit.squares > kFar * fit.right_squares;
 }
 

@@ -178,8 +178,7 @@ int64_t widest_window(const ModelConfig& config) {
 // widened, a program may take the one dtype for the other.
 std::optional<std::string> doubt_of_dtype(const Pass& pass, DType run) {
   const auto is_product = [](const Point& p) {
-    return (p.op == OpKind::linear || p.op == OpKind::expert_linear) && p.per_layer &&
-           p != point("mlp.router");
+    return row_of(p.op).has_matrix && p.per_layer && p != point("mlp.router");
   };
   const bool has_products = std::ranges::any_of(
       pass.tensors, [&](const RecordedTensor& tensor) { return is_product(*tensor.point); });
@@ -214,20 +213,18 @@ std::string doubt_of_weights(const Result& result, const Manifest& manifest,
   std::set<std::string_view> points;
   std::set<int> layers;
   for (const PlaceSummary& of : result.places) {
-    const OpKind op = of.place.point->op;
-    const bool is_product = op == OpKind::linear || op == OpKind::expert_linear;
-    if (!is_product || !of.place.point->per_layer || of.judged == 0) continue;
+    const Point& p = *of.place.point;
+    if (!row_of(p.op).has_matrix || !p.per_layer || of.judged == 0) continue;
     if (of.verdict != Verdict::introduced || !of.looks_like.empty()) return {};
-    points.insert(of.place.point->name);
+    points.insert(p.name);
     layers.insert(of.place.layer);
   }
   if (points.size() < 2 || layers.size() < 2) return {};
   return fmt::format(
       "every product with a weight of a layer that was judged is wrong, and nothing that was tried "
       "explains one: the weights may be others than those of {} (another checkpoint or revision of "
-      "it, or changed when they "
-      "were loaded), or the products share a kernel that is wrong; this trace does not say what it "
-      "was made with (weights_xxh3)",
+      "it, or changed when they were loaded), or the products share a kernel that is wrong; this "
+      "trace does not say what it was made with (weights_xxh3)",
       dir);
 }
 
