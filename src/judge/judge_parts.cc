@@ -102,22 +102,25 @@ size_t Judge::State::part_of(const Place& place) const {
   return std::ranges::find_if(parts, holds) - parts.begin();
 }
 
-bool Judge::State::has_next_part(const Pass& so_far) const {
-  if (next_part + 1 >= parts.size()) return false;
+size_t Judge::State::complete_parts(const Pass& so_far) const {
   std::set<int32_t> requests;
   for (const PassRow& row : so_far.info.rows) requests.insert(row.row.request);
-  const Part& part = parts[next_part];
-  std::vector<size_t> shown(part.end - part.first);
-  for (const RecordedTensor& tensor : so_far.tensors) {
-    const int node = manifest.graph.index_of({tensor.point, tensor.layer});
-    if (node >= static_cast<int>(part.first) && node < static_cast<int>(part.end))
-      ++shown[node - part.first];
-  }
-  for (size_t i = part.first; i < part.end; ++i) {
-    const size_t wanted = ledger.places()[i].point->is_cache() ? requests.size() : 1;
-    if (awaited[i] && shown[i - part.first] < wanted) return false;
-  }
-  return true;
+  std::vector<size_t> shown(awaited.size());
+  for (const RecordedTensor& tensor : so_far.tensors)
+    if (const int node = manifest.graph.index_of({tensor.point, tensor.layer}); node >= 0)
+      ++shown[node];
+  size_t part = next_part;
+  for (; part < parts.size(); ++part)
+    for (size_t i = parts[part].first; i < parts[part].end; ++i) {
+      const size_t wanted = ledger.places()[i].point->is_cache() ? requests.size() : 1;
+      if (awaited[i] && shown[i] < wanted) return part;
+    }
+  return part;
+}
+
+// What comes after the last layer is judged when the pass has ended.
+bool Judge::State::has_next_part(const Pass& so_far) const {
+  return next_part + 1 < parts.size() && complete_parts(so_far) > next_part;
 }
 
 void Judge::State::look_for_strays(const Pass& pass, size_t from) {
@@ -145,7 +148,9 @@ Pass Judge::State::narrowed_pass(const Pass& so_far) const {
 
 void Judge::State::show(const Pass& so_far) {
   PassInWork& w = *work;
-  const size_t from = std::exchange(w.shown, so_far.tensors.size());
+  const size_t from = std::exchange(w.tensors, so_far.tensors).size();
+  w.of = &so_far;
+  w.complete = complete_parts(so_far);
   w.narrow.reset();
   if (holds_narrower(so_far, manifest.dtype)) w.narrow = narrowed_pass(so_far);
   w.seen.emplace(w.narrow ? *w.narrow : so_far, options.selection, &manifest.graph);
@@ -176,9 +181,16 @@ void Judge::State::begin_pass(const Pass& pass) {
   for (const Inherited& inherited : pass.info.inherited)
     work->judged.heirs.emplace_back(inherited.request, flow.writers_of(inherited, facts.page_size));
   begin_models();
+  work->pass.emplace(JudgedPass{*work->seen, history, work->exact.get(), work->rounded.get()});
 }
 
+// What nothing was added to is seen already, and parts of it may be asked about.
 void Judge::State::see(const Pass& so_far) {
+  const bool is_seen = work->of == &so_far && work->tensors.data() == so_far.tensors.data() &&
+                       work->tensors.size() == so_far.tensors.size();
+  if (is_seen) return;
+  op_judge.expect_none();
+  work->expected = 0;
   show(so_far);
   if (next_part < parts.size()) op_judge.see(*work->seen, parts[next_part].first);
   error_map.see(work->judged.errors, *work->seen);
@@ -189,7 +201,7 @@ void Judge::State::see(const Pass& so_far) {
 std::unique_ptr<ModelPass> Judge::State::begin_model(ReferenceModel& model, std::string_view doing,
                                                      const ReferenceCheck* check_of) const {
   const Selection& selection = options.selection;
-  const bool whole = work->shown > 0;  // as a saved pass is from its beginning on
+  const bool whole = !work->tensors.empty();  // as a saved pass is from its beginning on
   const auto compared = [this, check_of, &selection, whole](const Point& point, int layer) {
     const bool logits = point == lockstep::point("logits");  // tokens are explained by them
     if (point.is_cache())  // which an attention that is checked reads
@@ -237,13 +249,15 @@ void Judge::State::compute_ahead(size_t part) {
   work->rounded->begin_advance(parts[part].through, *for_rounded);
 }
 
-void Judge::State::advance_models(const Part& part) {
+void Judge::State::advance_models(size_t until) {
   if (!work->exact) return;
-  work->exact->advance(part.through);
-  work->rounded->advance(part.through);
-  compute_ahead(next_part + 1);
-  reference_check.check(*work->exact, static_cast<int>(part.end));
-  routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
+  for (size_t& part = work->computed; part < until; ++part) {
+    work->exact->advance(parts[part].through);
+    work->rounded->advance(parts[part].through);
+    compute_ahead(part + 1);
+    reference_check.check(*work->exact, static_cast<int>(parts[part].end));
+    routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
+  }
 }
 
 // Written rows first, then what is read of requests that began in another's cache: what nobody is
@@ -305,37 +319,55 @@ void Judge::State::drop_read(const Part& part) {
     if (last_part[i] == next_part) work->exact->drop(ledger.places()[i]);
 }
 
+// Several threads would have nothing to do while a part ends and the next one begins, where it was
+// shown by then. Of long passes a layer more of the models would take memory, for little.
+bool Judge::State::may_expect(size_t part) {
+  const bool may = oracle.asked_by_several() && !remembers_meanwhile() && part < work->complete &&
+                   (!work->exact || models_go_ahead);
+  if (!may) return false;
+  advance_models(part + 1);
+  remember_caches(part + 1);
+  return true;
+}
+
+void Judge::State::expect_after(size_t node) {
+  constexpr size_t kSoon = 3;  // places before an attention, at which its history is waited for
+  size_t& expected = work->expected;
+  const size_t wanted = node + 1 + op_judge.most_expected();
+  for (size_t part = next_part; expected < std::min(parts.back().end, wanted); ++expected) {
+    while (expected >= parts[part].end)
+      if (!may_expect(++part)) return;
+    const Place& place = ledger.places()[expected];
+    if (row_of(place.point->op).attends) {
+      if (remembers_meanwhile() && expected > node + kSoon) return;
+      await_history();
+    }
+    if (!options.selection.has(*place.point, place.layer)) continue;
+    std::vector<Place> read = ancestry.inputs(expected);
+    std::erase_if(read, [](const Place& input) { return input.point->is_of_shares(); });
+    op_judge.expect(place, read, *work->pass);
+  }
+}
+
 // Once a point has been tried under several contracts, outcomes wait until one is chosen.
 std::vector<NodeId> Judge::State::judge_part() {
-  constexpr size_t kSoon = 3;  // places before an attention, at which its history is waited for
-  const Part& part = parts.at(next_part);
-  advance_models(part);
-  begin_to_remember(next_part + 1);
-  const JudgedPass pass{*work->seen, history, work->exact.get(), work->rounded.get()};
   const WaitsWhereItThrows waits{*this};
+  const Part& part = parts.at(next_part);
+  advance_models(next_part + 1);
+  begin_to_remember(next_part + 1);
   Judged& judged = work->judged;
   const size_t waited = judged.pending.size();
-  size_t expected = part.first;
+  work->expected = std::max(work->expected, part.first);
   for (size_t i = part.first; i < part.end; ++i) {
     if (options.progress) options.progress("judging", ledger.places()[i].layer);
-    for (; expected < std::min(part.end, i + 1 + op_judge.most_expected()); ++expected) {
-      const Place& place = ledger.places()[expected];
-      if (row_of(place.point->op).attends) {
-        if (remembers_meanwhile() && expected > i + kSoon) break;
-        await_history();
-      }
-      if (!options.selection.has(*place.point, place.layer)) continue;
-      std::vector<Place> read = ancestry.inputs(expected);
-      std::erase_if(read, [](const Place& input) { return input.point->is_of_shares(); });
-      op_judge.expect(place, read, pass);
-    }
+    expect_after(i);
     const Place& place = ledger.places()[i];
     // No other place is judged by what was written.
     if (place.point->is_cache() || row_of(place.point->op).attends) await_history();
-    judge_place(i, pass, judged);
+    judge_place(i, *work->pass, judged);
     drop_compared(i);
   }
-  op_judge.expect_none();
+  if (work->expected <= part.end) op_judge.expect_none();
   await_history();
   drop_read(part);
   ++next_part;

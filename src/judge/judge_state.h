@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,9 +65,14 @@ struct Judge::State {
   struct PassInWork {
     std::optional<Pass> narrow;  // what is read instead of the pass, where that holds wider numbers
     std::optional<PassView> seen;
-    size_t shown = 0;                           // tensors that were seen
-    bool has_no_shares = false;                 // all of it was seen, and no share of an attention
+    const Pass* of = nullptr;                 // the pass that is seen
+    std::span<const RecordedTensor> tensors;  // of it, those that were seen
+    size_t complete = 0;         // parts, from the first on, all of whose tensors were seen
+    size_t computed = 0;         // parts that the models have computed and that were taken over
+    size_t expected = 0;         // the node after the last that is expected (OpJudge::expect)
+    bool has_no_shares = false;  // all of it was seen, and no share of an attention
     std::unique_ptr<ModelPass> exact, rounded;  // null: not known
+    std::optional<JudgedPass> pass;             // these, and the history
     Judged judged;
   };
 
@@ -89,6 +95,8 @@ struct Judge::State {
   void end_pass(const Pass& pass);
   void let_all_end();  // what other threads do for the pass
   bool has_next_part(const Pass& so_far) const;
+  // The first part from next_part on that lacks a tensor.
+  size_t complete_parts(const Pass& so_far) const;
   Result finish(const std::vector<RequestInfo>& requests, bool complete);
   DrawReplay::Outcome enter_what_the_end_shows(const std::vector<RequestInfo>& requests);
 
@@ -102,7 +110,8 @@ struct Judge::State {
   void begin_models();
   std::unique_ptr<ModelPass> begin_model(ReferenceModel& model, std::string_view doing,
                                          const ReferenceCheck* check_of) const;
-  void advance_models(const Part& part);
+  // Through all parts before that one, each of which is checked and compared once.
+  void advance_models(size_t until);
   // Lets the models begin with that part, while the engine computes it and those before it are
   // judged.
   void compute_ahead(size_t part);
@@ -114,6 +123,10 @@ struct Judge::State {
   void await_history() {
     if (for_history) for_history->wait();
   }
+  // Lets the oracle be asked about the nodes that come after that one, while it is judged.
+  void expect_after(size_t node);
+  // Makes the next part one that may be expected too, while the one before `part` is judged.
+  bool may_expect(size_t part);
   // Lets the models' tensors of the place go, or those of places that nothing after the part reads.
   void drop_compared(size_t node);
   void drop_read(const Part& part);

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kManyElements = 1 << 16;
 // Places that are asked about at once, beside the one that is reached, where several may be: of so
 // many elements together, or so few.
-constexpr size_t kMostExpected = 7, kLeastExpected = 3;
+constexpr size_t kMostExpected = 11, kLeastExpected = 3;
 constexpr int64_t kExpectedElements = 1 << 22;
 // Elements of a place from which on its rows are better shared among all processors, when it is
 // their turn: of many rows they would keep one too long.

@@ -80,6 +80,7 @@ class DeviceOracle final : public FakeOracle {
   int64_t least_measured() const override { return std::numeric_limits<int64_t>::max(); }
   Exact evaluate(const OracleCall& call) override {
     most = std::max<int>(most, ++asking);
+    if (call.rows.size() > 1 && call.place.layer > reached) ++asked_of_later;
     // The reference is held to itself by single rows, which no pass of several requests has.
     std::this_thread::sleep_for(std::chrono::microseconds(call.rows.size() == 1 ? 3000 : 100));
     --asking;
@@ -90,6 +91,8 @@ class DeviceOracle final : public FakeOracle {
   }
 
   std::atomic<int> asking = 0, most = 0;  // threads, and how many at once
+  std::atomic<int> reached = -1;          // the layer that is judged
+  std::atomic<int> asked_of_later = 0;    // questions about layers after it
   std::set<OpKind> asked_ahead;           // by other threads than the judge's
   int asked_of_nothing = 0;               // inputs without numbers
 
@@ -196,6 +199,35 @@ TEST_F(PartsTest, WhatIsComputedAndAskedAheadChangesNothing) {
   for (const OpKind op : {OpKind::norm, OpKind::linear, OpKind::rope, OpKind::attention,
                           OpKind::silu_mul, OpKind::add})
     EXPECT_TRUE(oracle.asked_ahead.contains(op)) << static_cast<int>(op);
+}
+
+TEST_F(PartsTest, TheNextLayerIsAskedAboutBeforeThisOneEndsWhereItIsThere) {
+  const auto shift = [](std::vector<double>& v) { v[3] += 1; };
+  for (const bool models : {true, false})
+    for (const FakeRun& run : {clean(), spoilt("mlp.residual", 0, 1, shift)}) {
+      DeviceOracle oracle;
+      InSteps exact(DType::f64), rounded(DType::bf16);
+      JudgeOptions options;
+      options.progress = [&](std::string_view doing, int layer) {
+        if (doing == "judging") oracle.reached = layer;
+      };
+      Judge judge(run.manifest, oracle, models ? &exact : nullptr, models ? &rounded : nullptr,
+                  options);
+      size_t flags = 0;
+      for (const Pass& pass : run.passes) {
+        oracle.reached = -1;
+        flags += judge.judge(pass).size();
+        EXPECT_EQ(oracle.asking, 0);
+      }
+      EXPECT_GT(oracle.asked_of_later, 0);
+      const Result there = judge.finish(run.requests, true), plain = judged(run, models);
+      EXPECT_EQ(there.story, plain.story);
+      EXPECT_EQ(there.notes, plain.notes);
+      EXPECT_EQ(flags, flags_.size());
+      ASSERT_EQ(there.places.size(), plain.places.size());
+      for (size_t i = 0; i < plain.places.size(); ++i)
+        EXPECT_EQ(fields(there.places[i]), fields(plain.places[i]));
+    }
 }
 
 TEST_F(PartsTest, ALongPassIsRememberedWhileItIsJudged) {
