@@ -299,13 +299,13 @@ struct InKernel {
   InSlices in;
 
   // Its tables have room for those columns.
-  InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns, const Exact& exact_results,
-           const Own& own);
+  InKernel(const RowsToMeasure& rows, at::Tensor got, std::span<const RowRange> columns,
+           const Exact& exact_results, const Own& own);
   RowsToWeigh rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const;
 };
 
-InKernel::InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns,
-                   const Exact& exact_results, const Own& own)
+InKernel::InKernel(const RowsToMeasure& rows, at::Tensor got_rows,
+                   std::span<const RowRange> columns, const Exact& exact_results, const Own& own)
     : common(own.common) {
   const int64_t count = rows.got.rows(), width = rows.got.row_size();
   const auto shaped = [&](const at::Tensor& x) {
@@ -316,7 +316,7 @@ InKernel::InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns,
     return shaped(x.scalar_type() == at::kBFloat16 ? x : x.to(at::kFloat));
   };
   want = shaped(tensor_of(exact_results.want));
-  got = stored(to_torch(rows.got, want.device()));
+  got = stored(got_rows);
   limit = shaped(own.limit), variance = shaped(own.variance), shared = shaped(own.shared);
   products = shaped(own.products);
   if (rows.exact.tensor && rows.rounded.tensor) {
@@ -328,8 +328,8 @@ InKernel::InKernel(const RowsToMeasure& rows, std::span<const RowRange> columns,
                      want.options());
   if (rows.is_exact) return;
   in = {.want = want, .got = got, .misrounded = want.new_empty(want.sizes(), at::kBool)};
-  for (at::Tensor* of : {&in.unit, &in.due, &in.budgets, &in.may_misround})
-    *of = want.new_empty(want.sizes(), at::kFloat);
+  const at::Tensor amounts = want.new_empty({4, count, width}, at::kFloat);
+  in.unit = amounts[0], in.due = amounts[1], in.budgets = amounts[2], in.may_misround = amounts[3];
 }
 
 RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) const {
@@ -377,12 +377,13 @@ RowsToWeigh InKernel::rows_to_weigh(const RowsToMeasure& rows, int64_t groups) c
 
 // The same as measured(), by one pass over the elements on a device. Columns that will be asked for
 // are summed behind it: whoever asks then would wait for what is queued by then.
-std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, const Exact& exact,
-                                                      const Own& own) {
+std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, DeviceCopies& copies,
+                                                      const Exact& exact, const Own& own) {
   const RowsToMeasure& rows = call.measure;
   std::vector<RowRange> ranges;
   if (!rows.is_exact) ranges = asked_together(call.rows);
-  InKernel kernel(rows, ranges, exact, own);
+  const at::Tensor got = copies.of(rows.got, rows.owner, tensor_of(exact.want).device());
+  InKernel kernel(rows, got, ranges, exact, own);
   const int64_t count = kernel.want.size(0), width = kernel.want.size(1);
   const int64_t groups = groups_of(rows, own.shared);
   const int64_t before_columns = kRowColumns * count + kGroupColumns * count * groups;
@@ -406,7 +407,7 @@ std::shared_ptr<const DistantRows> measured_by_kernel(const OracleCall& call, co
 
 }  // namespace
 
-void measure_rows(const OracleCall& call, Exact& exact) {
+void measure_rows(const OracleCall& call, DeviceCopies& copies, Exact& exact) {
   const OpKind op = call.place.point->op;
   const RowsToMeasure& rows = call.measure;
   if (exact.shape != rows.got.shape || rows.dtype == DType::f64) return;
@@ -414,7 +415,7 @@ void measure_rows(const OracleCall& call, Exact& exact) {
   if (!own_errors(op, exact, own.limit, own.variance, own.shared, own.products, own.common)) return;
   const bool on_device = tensor_of(exact.want).is_cuda() && has_measure_kernels();
   std::shared_ptr<const DistantRows> found = on_device
-                                                 ? measured_by_kernel(call, exact, own)
+                                                 ? measured_by_kernel(call, copies, exact, own)
                                                  : measured(with_budgets(rows, exact, own), rows);
   if (!found) return;
   // The magnitudes stay where they are, and are let go: to copy them takes longer than all else.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "reference/device_copies.h"
 #include "src/judge/oracle.h"
 
 namespace lockstep {
@@ -8,6 +9,6 @@ namespace lockstep {
 // the device that holds them: fills Exact::measured, and empties what is needed no more, or leaves
 // all as it is. Every sum is the one of src/stats/row_loops.cc but for the order of its terms,
 // which the sizes alone decide.
-void measure_rows(const OracleCall& call, Exact& exact);
+void measure_rows(const OracleCall& call, DeviceCopies& copies, Exact& exact);
 
 }  // namespace lockstep

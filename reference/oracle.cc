@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/hypot.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +21,9 @@
 #include "reference/angle_tables.h"
 #include "reference/attention_kernels.h"
 #include "reference/bridge.h"
+#include "reference/device_copies.h"
 #include "reference/exact_attention.h"
+#include "reference/exact_pointwise.h"
 #include "reference/families.h"
 #include "reference/held_weights.h"
 #include "reference/measured_rows.h"
@@ -58,10 +59,6 @@ int64_t device_block_bytes(const ReferenceOptions& options) {
   return std::clamp(options.memory > 0 ? std::min(free, options.memory / 16) : free, kLeast, kMost);
 }
 
-at::Tensor widened(const TensorView& view, const at::Device& where) {
-  return as_dtype(to_torch(view, where), DType::f64);
-}
-
 class OpOracle final : public Oracle {
  public:
   OpOracle(const Checkpoint& checkpoint, const ReferenceOptions& options)
@@ -82,13 +79,17 @@ class OpOracle final : public Oracle {
     try {
       Exact result;
       const at::Device where = place_of(call);
+      const DeviceCopies::Reader reader;
       OwnStream::of_this_thread(where).run([&] {
+        // Before all else, as others wait for it who read it.
+        if (call.measure.owner) copies_.of(call.measure.got, call.measure.owner, where);
         result = evaluate_in_torch(call, where);
-        if (!call.measure.got.empty()) measure_rows(call, result);
+        if (!call.measure.got.empty()) measure_rows(call, copies_, result);
         bring_all(result);
       });
       return result;
     } catch (const NoMemory&) {
+      copies_.clear();
       free_unused(weights_.device());
       throw;
     }
@@ -114,7 +115,12 @@ class OpOracle final : public Oracle {
   Exact expert_linear(const OracleCall& call, const at::Device& where) const;
   Exact weighted_sum(const OracleCall& call, const at::Device& where) const;
   Exact silu_mul(const OracleCall& call, const at::Device& where) const;
+  Exact add(const OracleCall& call, const at::Device& where) const;
   at::Tensor chosen(const OracleCall& call, const at::Device& where) const;
+  at::Tensor input(const OracleCall& call, size_t i, const at::Device& where) const {
+    const auto owner = i < call.owners.size() ? call.owners[i] : nullptr;
+    return as_dtype(copies_.of(call.inputs[i], owner, where), DType::f64);
+  }
 
   const ModelConfig& config_;
   HeldWeights weights_;
@@ -122,19 +128,9 @@ class OpOracle final : public Oracle {
   int threads_;
   Recipe recipe_;
   AngleTables angles_;
+  mutable DeviceCopies copies_;
   int64_t least_, block_bytes_;
 };
-
-// A result without magnitudes yet. The numbers are shared with `want` where it is in host memory.
-Exact exact(const at::Tensor& want, RoundingContract contract) {
-  return {.contract = contract, .shape = shape_of(want), .want = held_numbers(want)};
-}
-
-// Whether inner values are rounded where modules of Hugging Face store them.
-bool rounds_as_hf(const OracleCall& call) {
-  return call.contract == RoundingContract::hf ||
-         call.contract == RoundingContract::hf_unrounded_sum;
-}
 
 // An op that rounds nowhere on the way knows no other contract.
 void check_fused(const OracleCall& call) {
@@ -164,7 +160,7 @@ Exact OpOracle::gather(const OracleCall& call, const at::Device& where) const {
   check_fused(call);
   check(call.tokens.size() == call.rows.size(), "{} needs a token for each of {} rows, found {}",
         call.place.point->name, call.rows.size(), call.tokens.size());
-  return exact(weights_.embedding(call.tokens, where), call.contract);
+  return exact_of(weights_.embedding(call.tokens, where), call.contract);
 }
 
 // cos and sin of the rows' positions, with the error that fp32 steps may have made of each angle.
@@ -172,7 +168,7 @@ Exact OpOracle::angles(const OracleCall& call, const at::Device& where) {
   check_fused(call);
   const AngleTables::OfRows tables = angles_.of(call, where);
   const bool cosine = *call.place.point == point("rope.cos");
-  Exact result = exact(cosine ? tables.cos : tables.sin, call.contract);
+  Exact result = exact_of(cosine ? tables.cos : tables.sin, call.contract);
   result.angle = held_numbers(tables.error);
   // d cos / d angle = -sin, so that its size is what an error of the angle is multiplied by.
   result.turned = held_numbers((cosine ? tables.sin : tables.cos).abs());
@@ -181,19 +177,20 @@ Exact OpOracle::angles(const OracleCall& call, const at::Device& where) {
 
 Exact OpOracle::norm(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 1, is_of_sum(call.contract) ? 2 : 0);
-  at::Tensor x = widened(call.inputs[0], where);
+  at::Tensor x = input(call, 0, where);
   // A fused addition and norm, under contracts that keep the sum unrounded: both terms are read.
-  if (call.inputs.size() == 2) x = x + widened(call.inputs[1], where);
+  if (call.inputs.size() == 2) x = x + input(call, 1, where);
   const at::Tensor weight = weights_.norm(call.place, where);
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
   const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
   const at::Tensor normalised = x / (mean_square + recipe_.norm_eps).sqrt();
   // Hugging Face's RMSNorm casts to the model's dtype before it multiplies by the gain.
-  const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(normalised) : normalised;
-  Exact result = exact(inner * weight, call.contract);
+  const at::Tensor inner =
+      rounds_as_hf(call.contract) ? Grid::of(run_).rounded(normalised) : normalised;
+  Exact result = exact_of(inner * weight, call.contract);
   result.terms = weight.size(0);
-  if (rounds_as_hf(call))
+  if (rounds_as_hf(call.contract))
     result.steps = {{held_numbers(normalised), held_numbers(weight.expand_as(x)), {}}};
   if (run_ != DType::f32) result.serial_error = errors_of_serial_squares(x);
   return result;
@@ -201,7 +198,7 @@ Exact OpOracle::norm(const OracleCall& call, const at::Device& where) const {
 
 Exact OpOracle::linear(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 1);
-  at::Tensor x = widened(call.inputs[0], where).flatten(1);
+  at::Tensor x = input(call, 0, where).flatten(1);
   at::Tensor magnitude, halves;
   at::Tensor y = product_under(
       call.contract, x, magnitude, halves,
@@ -219,7 +216,7 @@ Exact OpOracle::linear(const OracleCall& call, const at::Device& where) const {
     y = y + bias;
     magnitude = magnitude + bias.abs();
   }
-  Exact result = exact(y, call.contract);
+  Exact result = exact_of(y, call.contract);
   result.magnitude = held_numbers(magnitude);
   result.steps = std::move(steps);
   put_halves(halves, result);
@@ -233,7 +230,7 @@ Exact OpOracle::linear(const OracleCall& call, const at::Device& where) const {
 
 Exact OpOracle::rope(const OracleCall& call, const at::Device& where) {
   check_inputs(call, 1, 3);
-  const at::Tensor x = widened(call.inputs[0], where);
+  const at::Tensor x = input(call, 0, where);
   const int64_t pairs = recipe_.head_dim / 2;
   const AngleTables::OfRows tables = angles_.of(call, where);
   at::Tensor cos = tables.cos, sin = tables.sin;
@@ -246,29 +243,10 @@ Exact OpOracle::rope(const OracleCall& call, const at::Device& where) {
           "{} reads rotary tables of {} pairs a row, found {}: record rope.cos and rope.sin whole",
           call.place.point->name, pairs, call.inputs[i].shape.text());
     // Tables that were recorded are taken for right: they have been judged as ops of their own.
-    cos = widened(call.inputs[1], where);
-    sin = widened(call.inputs[2], where);
+    cos = input(call, 1, where);
+    sin = input(call, 2, where);
   }
-  // Every element has its own x, the other of its pair with the sign that it has there, and the
-  // tables of the pair.
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor &x1 = x, x2 = at::cat({-halves[1], halves[0]}, -1);
-  const auto of_pairs = [&](const at::Tensor& t) { return at::cat({t, t}, -1).unsqueeze(1); };
-  const at::Tensor c = of_pairs(cos), s = of_pairs(sin);
-  const auto whole = [&](const at::Tensor& t) { return held_numbers(t.expand_as(x)); };
-  const Grid grid = Grid::of(run_);
-  const bool tables_round = rounds_as_hf(call) || call.contract == RoundingContract::tables_rounded;
-  const auto table = [&](const at::Tensor& t) { return tables_round ? grid.rounded(t) : t; };
-  const auto kept = [&](const at::Tensor& t) { return rounds_as_hf(call) ? grid.rounded(t) : t; };
-  Exact result = exact(kept(x1 * table(c)) + kept(x2 * table(s)), call.contract);
-  result.magnitude = held_numbers(x1.abs() + x2.abs());
-  result.angle = whole(of_pairs(tables.error));
-  result.x1c_x2s = held_numbers(at::hypot(x1 * c, x2 * s));
-  result.turned = held_numbers((x2 * c - x1 * s).abs());
-  if (tables_round)
-    result.steps = {{whole(c), held_numbers(x1), whole(s.abs())},
-                    {whole(s), held_numbers(x2), whole(c.abs())}};
-  return result;
+  return exact_rope(x, cos, sin, tables.error, call.contract, Grid::of(run_));
 }
 
 // K and V of an attention, [length, kv heads, head_dim] each.
@@ -287,13 +265,12 @@ std::pair<at::Tensor, at::Tensor> OpOracle::keys_values(const OracleCall& call,
   check(!k.empty() && !v.empty() && k.shape == cached && v.shape == cached,
         "attention reads K and V of shape {}, found {} and {}", cached.text(), k.shape.text(),
         v.shape.text());
-  return {widened(k, where), widened(v, where)};
+  return {as_dtype(to_torch(k, where), DType::f64), as_dtype(to_torch(v, where), DType::f64)};
 }
 
 Exact OpOracle::attention(const OracleCall& call, const at::Device& where) const {
   if (call.inputs.size() == 2 && call.inputs[0].shape.rank() == 4)  // of the shares
-    return exact_merge(widened(call.inputs[0], where), widened(call.inputs[1], where),
-                       call.contract);
+    return exact_merge(input(call, 0, where), input(call, 1, where), call.contract);
   const int64_t tokens = std::ssize(call.rows), heads = recipe_.heads, kv = recipe_.kv_heads;
   const Shape queries = {tokens, heads, recipe_.head_dim};
   check(!call.inputs.empty() && !call.inputs[0].empty() && call.inputs[0].shape == queries,
@@ -306,7 +283,7 @@ Exact OpOracle::attention(const OracleCall& call, const at::Device& where) const
           "attention at position {} reads the keys up to it, found {} keys", row.position, length);
 
   // Query heads of one K/V head are neighbours: head h reads h / (heads / kv).
-  const at::Tensor q = widened(call.inputs[0], where).view({tokens, kv, heads / kv, -1});
+  const at::Tensor q = input(call, 0, where).view({tokens, kv, heads / kv, -1});
   const at::Tensor k = keys.transpose(0, 1), v = values.transpose(0, 1);
   std::vector<KeyRange> seen;
   const int64_t window = recipe_.window.at(call.place.layer);
@@ -324,21 +301,14 @@ Exact OpOracle::attention(const OracleCall& call, const at::Device& where) const
 
 Exact OpOracle::silu_mul(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor gate = widened(call.inputs[0], where), up = widened(call.inputs[1], where);
-  const at::Tensor silu = gate / (1 + (-gate).exp());
-  const at::Tensor inner = rounds_as_hf(call) ? Grid::of(run_).rounded(silu) : silu;
-  Exact result = exact(inner * up, call.contract);
-  result.factor = held_numbers(up);
-  result.magnitude = held_numbers((gate * up).abs());
-  if (rounds_as_hf(call))
-    result.steps = {{held_numbers(silu), result.factor, held_numbers(gate.abs())}};
-  return result;
+  const at::Tensor gate = input(call, 0, where), up = input(call, 1, where);
+  return exact_silu_mul(gate, up, call.contract, Grid::of(run_));
 }
 
-Exact add(const OracleCall& call, const at::Device& where) {
+Exact OpOracle::add(const OracleCall& call, const at::Device& where) const {
   check_fused(call);
   check_inputs(call, 2);
-  return exact(widened(call.inputs[0], where) + widened(call.inputs[1], where), call.contract);
+  return exact_of(input(call, 0, where) + input(call, 1, where), call.contract);
 }
 
 // The experts of each row: [tokens, k] int32, the last input of an op that reads them.
@@ -353,8 +323,7 @@ at::Tensor OpOracle::chosen(const OracleCall& call, const at::Device& where) con
 
 Exact OpOracle::softmax(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor logits = widened(call.inputs[0], where),
-                   index = chosen(call, where).to(at::kLong);
+  const at::Tensor logits = input(call, 0, where), index = chosen(call, where).to(at::kLong);
   const int64_t experts = config_.experts.count;
   check_fused(call);
   const bool known = logits.dim() == 2 && logits.size(1) == experts &&
@@ -365,7 +334,7 @@ Exact OpOracle::softmax(const OracleCall& call, const at::Device& where) const {
   const at::Tensor x = logits - logits.amax(-1, /*keepdim=*/true), of_chosen = x.gather(-1, index);
   const at::Tensor& summed = recipe_.normalises_experts ? of_chosen : x;
   const at::Tensor sum = summed.exp().sum(-1, /*keepdim=*/true);
-  Exact result = exact(of_chosen.exp() / sum, call.contract);
+  Exact result = exact_of(of_chosen.exp() / sum, call.contract);
   // An error d in every exponent x moves w = e^x / sum by w (d |x| + mean of d |x|), the mean by
   // weights: that is what `magnitude` multiplies.
   const at::Tensor mean = (summed.exp() * summed.abs()).sum(-1, /*keepdim=*/true) / sum;
@@ -376,14 +345,14 @@ Exact OpOracle::softmax(const OracleCall& call, const at::Device& where) const {
 
 Exact OpOracle::expert_linear(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 2);
-  const at::Tensor x = widened(call.inputs[0], where), experts = chosen(call, where);
+  const at::Tensor x = input(call, 0, where), experts = chosen(call, where);
   at::Tensor magnitude, halves;
   const at::Tensor y = product_under(
       call.contract, x, magnitude, halves,
       [&](const at::Tensor& operand, at::Tensor* size, const HeldWeights::Tf32* tf32) {
         return weights_.experts(call.place, operand, experts, size, tf32);
       });
-  Exact result = exact(y, call.contract);
+  Exact result = exact_of(y, call.contract);
   result.magnitude = held_numbers(magnitude);
   put_halves(halves, result);
   result.terms = x.size(-1);
@@ -392,7 +361,7 @@ Exact OpOracle::expert_linear(const OracleCall& call, const at::Device& where) c
 
 Exact OpOracle::weighted_sum(const OracleCall& call, const at::Device& where) const {
   check_inputs(call, 3);
-  const at::Tensor x = widened(call.inputs[0], where), weights = widened(call.inputs[1], where);
+  const at::Tensor x = input(call, 0, where), weights = input(call, 1, where);
   check(x.dim() == 3 && weights.dim() == 2 && weights.size(1) == x.size(1),
         "{} reads a row and a weight for each choice, found tensors {} and {}",
         call.place.point->name, call.inputs[0].shape.text(), call.inputs[1].shape.text());
@@ -412,7 +381,7 @@ Exact OpOracle::weighted_sum(const OracleCall& call, const at::Device& where) co
     for (int64_t k = 1; k < ordered.size(1); ++k)
       sum = (k == 1 ? sum : grid.rounded(sum)) + ordered.select(1, k);
   }
-  Exact result = exact(sum, call.contract);
+  Exact result = exact_of(sum, call.contract);
   result.magnitude = held_numbers(terms.abs().sum(1));
   result.terms = x.size(1);
   return result;

@@ -1,6 +1,7 @@
 // The formulas of the files in src/judge/ops that are named as the op, with the reasons for them,
-// are these, an op of LibTorch a step over all rows at once; a test holds the two together, element
-// by element. What is one number a row is made on the host, so that it is the same number.
+// are these, an op of LibTorch a step over all rows at once, or on a device a kernel for all of an
+// op; a test holds the two together, element by element. What is one number a row is made on the
+// host, so that it is the same number.
 #include "reference/own_errors.h"
 
 #include <ATen/TensorOperators.h>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "reference/bridge.h"
+#include "reference/own_stream.h"
+#include "reference/pointwise_kernels.h"
 #include "src/judge/contracts.h"
 #include "src/stats/roundoff.h"
 
@@ -54,7 +57,58 @@ OwnErrors errors_of_norm(const Exact& e) {
   return {(kLambda * std::sqrt(n) / 2 + 8) * size, shared, shared};
 }
 
+bool by_pointwise_kernel(const Exact& e) {
+  return tensor_of(e.want).is_cuda() && has_pointwise_kernels();
+}
+
+// Those that a kernel reads, which live until all is queued.
+class Read {
+ public:
+  const double* operator()(const Numbers& numbers) {
+    all_.push_back(tensor_of(numbers).contiguous());
+    return all_.back().const_data_ptr<double>();
+  }
+
+ private:
+  std::vector<at::Tensor> all_;
+};
+
+OwnErrors rope_errors_by_kernel(const Exact& e) {
+  const at::Tensor& want = tensor_of(e.want);
+  const at::Tensor both = want.new_empty({2, want.numel()});
+  OwnErrors errors{both[0].view(want.sizes()), both[1].view(want.sizes()), {}};
+  Read read;
+  make_errors(queue_of_this_thread(want.device()),
+              RopeErrors{.count = want.numel(),
+                         .want = read(e.want),
+                         .magnitude = read(e.magnitude),
+                         .angle = read(e.angle),
+                         .x1c_x2s = read(e.x1c_x2s),
+                         .turned = read(e.turned),
+                         .limit = errors.limit.mutable_data_ptr<double>(),
+                         .variance = errors.variance.mutable_data_ptr<double>()});
+  return errors;
+}
+
+OwnErrors silu_mul_errors_by_kernel(const Exact& e) {
+  const at::Tensor& want = tensor_of(e.want);
+  const at::Tensor both = want.new_empty({2, want.numel()});
+  OwnErrors errors{both[0].view(want.sizes()), both[1].view(want.sizes()), {}};
+  errors.products = want.new_empty(want.sizes(), at::kBool);
+  Read read;
+  make_errors(queue_of_this_thread(want.device()),
+              SiluMulErrors{.count = want.numel(),
+                            .want = read(e.want),
+                            .magnitude = read(e.magnitude),
+                            .factor = read(e.factor),
+                            .limit = errors.limit.mutable_data_ptr<double>(),
+                            .variance = errors.variance.mutable_data_ptr<double>(),
+                            .products = errors.products.mutable_data_ptr<bool>()});
+  return errors;
+}
+
 OwnErrors errors_of_rope(const Exact& e) {
+  if (by_pointwise_kernel(e)) return rope_errors_by_kernel(e);
   const at::Tensor size = tensor_of(e.want).abs(), turned = tensor_of(e.turned);
   const at::Tensor most = 4 * tensor_of(e.angle) * kUnit;
   const at::Tensor square = 3 * (tensor_of(e.angle) * kUnit).square();
@@ -65,6 +119,7 @@ OwnErrors errors_of_rope(const Exact& e) {
 }
 
 OwnErrors errors_of_silu_mul(const Exact& e) {
+  if (by_pointwise_kernel(e)) return silu_mul_errors_by_kernel(e);
   const at::Tensor size = kUnit * tensor_of(e.want).abs(), of_sigmoid = tensor_of(e.magnitude);
   const at::Tensor underflow = 88 * kLeastNormal * tensor_of(e.factor).abs();
   return {16 * size + kUnit * of_sigmoid + underflow,

@@ -31,6 +31,8 @@ class Tensor {
   // Throws Error when this one has not that much.
   Tensor part(int64_t offset, const Shape& shape, DType dtype) const;
   operator const TensorView&() const { return view_; }
+  // Keeps the memory for as long as it lives; null: there is none.
+  std::shared_ptr<const void> memory() const { return memory_; }
   template <typename T>
   T* as() const {
     return view_.as<T>();

@@ -118,7 +118,7 @@ size_t Judge::State::complete_parts(const Pass& so_far) const {
   return part;
 }
 
-// What comes after the last layer is judged when the pass has ended.
+// The last part, with all that comes after the layers, waits for the end of the pass.
 bool Judge::State::has_next_part(const Pass& so_far) const {
   return next_part + 1 < parts.size() && complete_parts(so_far) > next_part;
 }
@@ -184,7 +184,7 @@ void Judge::State::begin_pass(const Pass& pass) {
   work->pass.emplace(JudgedPass{*work->seen, history, work->exact.get(), work->rounded.get()});
 }
 
-// What nothing was added to is seen already, and parts of it may be asked about.
+// Nothing is seen anew of a pass to which nothing was added, of which parts may be asked about.
 void Judge::State::see(const Pass& so_far) {
   const bool is_seen = work->of == &so_far && work->tensors.data() == so_far.tensors.data() &&
                        work->tensors.size() == so_far.tensors.size();

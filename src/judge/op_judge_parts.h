@@ -92,7 +92,10 @@ struct OpJudge::Question {
   void pick(const std::vector<Place>& places, const auto& tensor_of) {
     read = places;
     for (const Place& place : places) inputs.emplace_back(tensor_of(place), call.rows);
-    for (const SelectedRows& input : inputs) call.inputs.push_back(input.view());
+    for (const SelectedRows& input : inputs) {
+      call.inputs.push_back(input.view());
+      call.owners.push_back(input.owner());
+    }
   }
 };
 

@@ -41,6 +41,7 @@ OpJudge::Question OpJudge::question_of(RoundingContract contract, const Place& p
   if (!measures_there(place, group)) return question;
   RowsToMeasure& measure = call.measure;
   measure = {.got = question.got.view(),
+             .owner = question.got.owner(),
              .dtype = dtype_at(place),
              .is_exact = place.point->node_class == NodeClass::exact,
              .misrounds = misrounds_of(place.point->op, contract, dtype_at(place)),

@@ -91,7 +91,8 @@ struct HeldRows {
 
 // The engine's rows beside which a result is measured where it is computed.
 struct RowsToMeasure {
-  TensorView got;  // as the output; empty: none
+  TensorView got;                     // as the output; empty: none
+  std::shared_ptr<const void> owner;  // of it, as OracleCall::owners
   DType dtype = DType::bf16;
   bool is_exact = false;       // whether the place is of class exact
   double misrounds = 1;        // Budget::misrounds
@@ -109,6 +110,9 @@ struct OracleCall {
   // norm under unrounded_sum: the two tensors that its input is the rounded sum of. An attention
   // that is given attn.partial and attn.lse is what they are merged to.
   std::vector<TensorView> inputs;
+  // The owners of their numbers, one an input, or none: as long as an owner lives they stay as they
+  // are, so that a copy may serve for other questions too. Null: nobody says so.
+  std::vector<std::shared_ptr<const void>> owners;
   std::span<const Row> rows;         // of the output
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row
   std::span<const int64_t> lengths;  // rope, one a row: tokens of its request after this pass

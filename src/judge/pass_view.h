@@ -84,8 +84,11 @@ class SelectedRows {
   // not follow each other.
   SelectedRows(const RecordedTensor* tensor, std::span<const Row> rows);
   const TensorView& view() const { return view_; }
+  // The tensor's memory, where nothing was copied; else null.
+  const std::shared_ptr<const void>& owner() const { return owner_; }
 
  private:
+  std::shared_ptr<const void> owner_;
   Tensor copy_;
   TensorView view_;
 };

@@ -1,0 +1,46 @@
+// Kernels for ops whose every element is made of a few others, on a CUDA device: one pass over the
+// elements, where LibTorch has a kernel and new memory a step. They make the same bits as its steps
+// do. Numbers are fp64 in the device's memory, row-major.
+#pragma once
+
+#include <cstdint>
+
+#include "reference/kernel_queue.h"
+
+namespace lockstep {
+
+// Exact of a rope that rounds nowhere on the way. x: [rows, heads, 2 pairs]; cos, sin and error, as
+// AngleTables has them, [rows, pairs]. Filled in: as the fields of Exact, in x's shape.
+struct RopeRows {
+  int64_t rows, heads, pairs;
+  const double *x, *cos, *sin, *error;
+  double *want, *magnitude, *angle, *x1c_x2s, *turned;
+};
+
+// Exact of a silu_mul that rounds nowhere on the way, of as many elements each.
+struct SiluMulRows {
+  int64_t count;
+  const double *gate, *up;
+  double *want, *magnitude;
+};
+
+// The errors that own_errors() says they have.
+struct RopeErrors {
+  int64_t count;
+  const double *want, *magnitude, *angle, *x1c_x2s, *turned;
+  double *limit, *variance;
+};
+struct SiluMulErrors {
+  int64_t count;
+  const double *want, *magnitude, *factor;
+  double *limit, *variance;
+  bool* products;
+};
+
+bool has_pointwise_kernels();  // as has_attention_kernels()
+void make_rope(const KernelQueue& queue, const RopeRows& rows);
+void make_silu_mul(const KernelQueue& queue, const SiluMulRows& rows);
+void make_errors(const KernelQueue& queue, const RopeErrors& errors);
+void make_errors(const KernelQueue& queue, const SiluMulErrors& errors);
+
+}  // namespace lockstep
