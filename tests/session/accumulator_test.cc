@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "src/session/options.h"
@@ -12,16 +13,15 @@
 namespace lockstep {
 namespace {
 
-// Runs of wrong ops are of a small model: each op that is wrong is asked what it looks like.
+// Runs of wrong ops are of a small model: of each op that is wrong other contracts are tried.
 constexpr const char* kSmall = "tiny/qwen3-default";
 
 // The fp32 tensor with the last `bits` of every element's significand rounded away, to nearest.
 Tensor rounded(const TensorView& x, int bits) {
   Tensor copy = copy_on(Device::cpu, x);
-  for (int64_t i = 0; i < x.count(); ++i) {
-    const uint32_t half = 1u << (bits - 1), raw = std::bit_cast<uint32_t>(x.as<float>()[i]);
-    copy.as<float>()[i] = std::bit_cast<float>((raw + half) & ~(2 * half - 1));
-  }
+  const uint32_t half = 1u << (bits - 1);
+  for (float& one : std::span(copy.as<float>(), static_cast<size_t>(x.count())))
+    one = std::bit_cast<float>((std::bit_cast<uint32_t>(one) + half) & ~(2 * half - 1));
   return copy;
 }
 
@@ -50,7 +50,7 @@ struct Declared {
 Result judged_with(const std::string& model, const Ops& ops, const Declared& declared) {
   const Checkpoint checkpoint = Checkpoint::open(data_path(model));
   const int64_t vocab = checkpoint.config().vocab;
-  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference()};
+  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference(), .causes = false};
   run.engine.dtype = DType::f32;
   run.ops = ops;
   // One token alone, one many times, and rows that all differ.

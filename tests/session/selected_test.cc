@@ -32,6 +32,7 @@ class Selected : public testing::TestWithParam<const char*> {
                                 {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
                    .faults = faults,
                    .judge = {.selection = selection},
+                   .causes = false,
                    .trace = trace,
                    .level = TraceLevel::full});
   }
