@@ -122,7 +122,8 @@ def killed():
     ends("a rank is killed", [both[1 - dies]], "a rank is gone")
 
 
-with concurrent.futures.ThreadPoolExecutor(2) as pool:
+# Most of them wait for somebody who does not come: several at a time.
+with concurrent.futures.ThreadPoolExecutor(5) as pool:
     alone, *_ = run(MODEL, "--dtype", "fp32")
     jobs = [pool.submit(meets, "flags", rank, alone),
             pool.submit(meets, "torchrun", torchrun, alone),
