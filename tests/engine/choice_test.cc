@@ -35,7 +35,7 @@ class ChoiceTest : public testing::Test {
     return {s.tokens.begin() + std::ssize(s.request.prompt), s.tokens.end()};
   }
   static Ids alone(const Request& r) {
-    return chosen(serve(bard(), {.dtype = DType::f32}, {r}).sequences[0]);
+    return chosen(serve_for_tokens(bard(), {.dtype = DType::f32}, {r}).sequences[0]);
   }
 };
 
@@ -58,7 +58,7 @@ TEST_F(ChoiceTest, ASeedGivesTheSameTokensInWhateverCompany) {
   std::vector<Ids> want;
   for (const Request& r : requests) want.push_back(alone(r));
   for (uint64_t seed = 1; seed <= 25; ++seed) {
-    const Served served = serve(bard(), random_options(seed), requests);
+    const Served served = serve_for_tokens(bard(), random_options(seed), requests);
     for (size_t i = 0; i < requests.size(); ++i)
       EXPECT_EQ(chosen(served.sequences[i]), want[i]) << "request " << i << ", schedule " << seed;
   }
@@ -112,7 +112,7 @@ TEST_F(ChoiceTest, SamplesAreTheSameWhateverTheSchedule) {
   r.samples = other.samples = 3;
   const auto texts = [&](const EngineOptions& options) {
     std::map<std::pair<int32_t, int32_t>, Ids> by_name;
-    for (const Sequence& s : serve(bard(), options, {r, other}).sequences)
+    for (const Sequence& s : serve_for_tokens(bard(), options, {r, other}).sequences)
       by_name[{s.root_request, s.sample}] = chosen(s);
     return by_name;
   };

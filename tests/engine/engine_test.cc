@@ -22,7 +22,7 @@ class EngineTest : public testing::Test {
     return {.prompt = some_tokens(tokens, bard().config().vocab, seed), .max_new = max_new};
   }
   static std::vector<int32_t> alone(const Request& r) {
-    return serve(bard(), {.dtype = DType::f32}, {r}).sequences[0].argmax;
+    return serve_for_tokens(bard(), {.dtype = DType::f32}, {r}).sequences[0].argmax;
   }
 };
 
@@ -121,19 +121,21 @@ TEST_F(EngineTest, ManyRequestsGiveTheTokensThatEachGivesAlone) {
   std::vector<Request> requests;
   for (uint64_t i = 0; i < 5; ++i)
     requests.push_back(request(1 + 17 * static_cast<int64_t>(i), 6 + static_cast<int64_t>(i), i));
+  std::vector<std::vector<int32_t>> each_alone;
+  for (const Request& one : requests) each_alone.push_back(alone(one));
   for (int64_t page_size : {1, 3, 16, 256})
     for (int64_t chunk : {0, 7})
       for (int64_t max_batch : {0, 2}) {
-        const Served served = serve(bard(),
-                                    {.dtype = DType::f32,
-                                     .page_size = page_size,
-                                     .page_order_seed = 11,
-                                     .chunk = chunk,
-                                     .max_batch = max_batch,
-                                     .threads = 1 + static_cast<int>(chunk > 0)},
-                                    requests);
+        const Served served = serve_for_tokens(bard(),
+                                               {.dtype = DType::f32,
+                                                .page_size = page_size,
+                                                .page_order_seed = 11,
+                                                .chunk = chunk,
+                                                .max_batch = max_batch,
+                                                .threads = 1 + static_cast<int>(chunk > 0)},
+                                               requests);
         for (size_t i = 0; i < requests.size(); ++i)
-          EXPECT_EQ(served.sequences[i].argmax, alone(requests[i]))
+          EXPECT_EQ(served.sequences[i].argmax, each_alone[i])
               << "request " << i << " page size " << page_size << " chunk " << chunk;
       }
 }

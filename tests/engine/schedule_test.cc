@@ -29,7 +29,7 @@ class ScheduleTest : public testing::Test {
       Request now = request;
       now.arrival = 0;
       now.samples = 1;
-      tokens = serve(checkpoint, {.dtype = DType::f32}, {now}).sequences[0].argmax;
+      tokens = serve_for_tokens(checkpoint, {.dtype = DType::f32}, {now}).sequences[0].argmax;
     }
     return tokens;
   }
