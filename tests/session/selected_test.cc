@@ -8,6 +8,7 @@
 #include "src/session/judged_trace.h"
 #include "tests/judged.h"
 #include "tests/model_label.h"
+#include "tests/whole.h"
 #include "traces/trace.h"
 
 namespace lockstep {
@@ -63,14 +64,18 @@ class Selected : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(Selected, PlacesAreJudgedAsInAWholeRun) {
+  size_t turn = 0;
   for (const std::vector<FaultRequest>& faults : {std::vector<FaultRequest>(), bug_}) {
     const Result all = run({}, faults);
     EXPECT_EQ(all.verdict, faults.empty() ? RunVerdict::clean : RunVerdict::diverged) << all.story;
     for (const Selection& selection :
          {Selection("", "1", "", ""), Selection("", "0,2", "", ""),
           Selection("attn.out", "", "", ""), Selection("attn.kv", "1", "", ""),
-          Selection("mlp.*", "1-2", "", "")})
+          Selection("mlp.*", "1-2", "", "")}) {
+      // Each selection of a right run or of a wrong one, by turns.
+      if (turn++ % 2 != 0 && !whole()) continue;
       expect_same(run(selection, faults), all, selection);
+    }
   }
 }
 
