@@ -84,21 +84,28 @@ class FakeOracle : public Oracle {
     return number;
   }
 
-  // Weight number i of a place: fixed, of either sign, in bf16 so that every dtype holds it.
-  static double weight(const Place& place, size_t i, double scale) {
-    std::minstd_rand random(static_cast<unsigned>(1 + number_of(*place.point) * 1009 +
-                                                  (place.layer + 1) * 104729 +
-                                                  static_cast<int>(i) * 31));
-    random.discard(3);
-    const double unit = static_cast<double>(random()) / static_cast<double>(random.max());
-    return round_to((2 * unit - 1) * scale, DType::bf16);
+  // `count` weights of a place or more: fixed, of either sign, in bf16 so that every dtype holds
+  // them. They are remembered, as each call asks for the same; the judge's threads may ask at once.
+  static const std::vector<double>& weights(const Place& place, size_t count, double scale) {
+    const int first = 1 + number_of(*place.point) * 1009 + (place.layer + 1) * 104729;
+    thread_local std::map<std::pair<int, double>, std::vector<double>> known;
+    std::vector<double>& all = known[{first, scale}];
+    while (all.size() < count) {
+      std::minstd_rand random(static_cast<unsigned>(first + static_cast<int>(all.size()) * 31));
+      random.discard(3);
+      const double unit = static_cast<double>(random()) / static_cast<double>(random.max());
+      all.push_back(round_to((2 * unit - 1) * scale, DType::bf16));
+    }
+    return all;
   }
 
   static Exact gather(const OracleCall& call) {
     std::vector<double> want;
-    for (int32_t token : call.tokens)
-      for (size_t i = 0; i < kHidden; ++i)
-        want.push_back(weight(call.place, static_cast<size_t>(token) * kHidden + i, 1));
+    for (int32_t token : call.tokens) {
+      const size_t begin = static_cast<size_t>(token) * kHidden;
+      const auto row = weights(call.place, begin + kHidden, 1).begin() + static_cast<long>(begin);
+      want.insert(want.end(), row, row + kHidden);
+    }
     return {.shape = {std::ssize(call.rows), kHidden}, .want = std::move(want)};
   }
 
@@ -119,6 +126,7 @@ class FakeOracle : public Oracle {
       for (size_t i = 0; i < x.size(); ++i) x[i] += more[i];
     }
     const auto width = static_cast<size_t>(call.inputs[0].shape.last());
+    const std::vector<double>& gain = weights(call.place, width, 0.25);
     std::vector<double> want, inner, factor;
     for (size_t row = 0; row < x.size(); row += width) {
       double sum = 0;
@@ -126,7 +134,7 @@ class FakeOracle : public Oracle {
       const double scale = 1 / std::sqrt(sum / static_cast<double>(width) + 1e-6);
       for (size_t i = 0; i < width; ++i) {
         inner.push_back(x[row + i] * scale);
-        factor.push_back(1 + weight(call.place, i, 0.25));
+        factor.push_back(1 + gain[i]);
         want.push_back(step(inner.back(), call) * factor.back());
       }
     }
@@ -151,8 +159,8 @@ class FakeOracle : public Oracle {
     const auto n = static_cast<size_t>(row.count());
     std::vector<int64_t> extents{std::ssize(call.rows)};
     extents.insert(extents.end(), row.extents().begin(), row.extents().end());
-    std::vector<double> w(n * k), want, magnitude;
-    for (size_t i = 0; i < w.size(); ++i) w[i] = weight(call.place, i, 0.5);
+    const std::vector<double>& w = weights(call.place, n * k, 0.5);
+    std::vector<double> want, magnitude;
     for (size_t t = 0; t < call.rows.size(); ++t)
       for (size_t j = 0; j < n; ++j) {
         double sum = 0, size = 0;
@@ -175,12 +183,13 @@ class FakeOracle : public Oracle {
     std::vector<double> want(x), magnitude(x), angles(x), x1c_x2s(x), turned(x), x2(x), cos(x),
         sin(x);
     const size_t half = kDim / 2;
+    std::vector<double> inverse(half);
+    for (size_t j = 0; j < half; ++j) inverse[j] = std::pow(100.0, -static_cast<double>(j) / half);
     for (size_t t = 0; t < call.rows.size(); ++t)
       for (size_t h = 0; h < heads; ++h)
         for (size_t i = 0; i < kDim; ++i) {
           const size_t at = (t * heads + h) * kDim, j = i % half;
-          const double angle =
-              call.rows[t].position * std::pow(100.0, -static_cast<double>(j) / half);
+          const double angle = call.rows[t].position * inverse[j];
           const double c = std::cos(angle), s = std::sin(angle);
           const double other = i < half ? -x[at + i + half] : x[at + i - half];
           want[at + i] = step(x[at + i] * step(c, call), call) + step(other * step(s, call), call);
@@ -219,7 +228,8 @@ class FakeOracle : public Oracle {
             .overlap = std::vector<double>(e.score.size())};
   }
 
-  struct Attended {  // as in Exact
+  static double square(double x) { return x * x; }  // std::pow takes twenty times as long
+  struct Attended {                                 // as in Exact
     std::vector<double> want, magnitude, spread, spread_squares, score, weighted_squares;
   };
   static void head(Attended& e, const std::vector<double>& q, const std::vector<double>& k,
@@ -244,9 +254,9 @@ class FakeOracle : public Oracle {
       for (size_t j = 0; j < keys; ++j) o += p[j] / total * value(j);
       for (size_t j = 0; j < keys; ++j) {
         size += p[j] / total * std::fabs(value(j));
-        squares += std::pow(p[j] / total * value(j), 2);
+        squares += square(p[j] / total * value(j));
         spread += p[j] / total * std::fabs(value(j) - o);
-        spread_squares += std::pow(p[j] / total * (value(j) - o), 2);
+        spread_squares += square(p[j] / total * (value(j) - o));
       }
       e.want.push_back(o);
       e.magnitude.push_back(size);
