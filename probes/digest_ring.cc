@@ -2,7 +2,8 @@
 // the host run on a stream of their own that waits for the pass, so that the next pass is computed
 // meanwhile; the ring's thread waits for them, makes a Pass and hands it to the taker. A slot is
 // free again when the taker returns. The engine waits only where all slots, or the bytes that may
-// be on their way, are taken.
+// be on their way, are taken. Large tensors that nobody writes over come last: the ring's thread
+// fetches them through a little pinned memory, and not into as much of it as they have.
 #include "probes/digest_ring.h"
 
 #include <algorithm>
@@ -47,7 +48,9 @@ struct DigestRing::Slot {
   DigestedPass pass;
   std::vector<int64_t> lengths;  // of the requests
   std::vector<Row> rows, logit_rows;
+  bool late = false;        // large kept tensors are fetched when all else has arrived
   int64_t bytes = 0;        // of all that is copied
+  int64_t in_memory = 0;    // of these, what comes to `memory`
   void* arrived = nullptr;  // event
 
   // The owner of each row of a tensor, and the rows that the pass has.
@@ -65,13 +68,17 @@ struct DigestRing::Slot {
   int64_t digest_bytes() const {
     return pass.layout->cache_hashes + cache_rows() * int64_t{sizeof(uint64_t)};
   }
-  // Calls use(tap, offset in memory, what is shown) for the tensors that are copied, and returns
-  // the bytes that all takes.
+  bool comes_late(const DigestLayout::Tap& tap) const {
+    return late && tap.keeps && !tap.point->is_cache() && !tap.point->is_of_logits();
+  }
+  // Calls use(tap, offset in memory, what is shown) for the tensors that are copied there, and
+  // returns the bytes that all takes.
   template <typename Use>
   int64_t each_tensor(Use use) const {
     int64_t offset = (digest_bytes() + kLine - 1) / kLine * kLine;
     for (const DigestLayout::Tap& tap : pass.layout->taps) {
       if (tap.point->is_cache() || !(tap.keeps || tap.point->is_of_logits())) continue;
+      if (comes_late(tap)) continue;
       const TensorView view = shown(tap);
       use(tap, offset, view);
       offset += (view.bytes() + kLine - 1) / kLine * kLine;
@@ -80,6 +87,7 @@ struct DigestRing::Slot {
   }
   void put(DigestedPass next);
   void arrive(Pass& to, ThreadPool& pool) const;
+  std::vector<Download::Part> late_parts(Pass& of) const;
   void put_caches(const DigestLayout::Tap& tap, std::span<RecordedTensor> caches) const;
   void put_tensor(const DigestLayout::Tap& tap, RecordedTensor& kept) const;
 };
@@ -92,7 +100,11 @@ void DigestRing::Slot::put(DigestedPass next) {
   rows.clear(), logit_rows.clear();
   for (const PassRow& row : pass.info.rows) rows.push_back(row.row);
   for (const int32_t index : pass.info.logit_rows) logit_rows.push_back(rows[index]);
+  late = false;
   bytes = each_tensor([](const auto&...) {});
+  late = pass.owns_kept && bytes > kMostStaged;
+  in_memory = each_tensor([](const auto&...) {});
+  late = in_memory < bytes;
 }
 
 void DigestRing::Slot::put_tensor(const DigestLayout::Tap& tap, RecordedTensor& kept) const {
@@ -195,6 +207,21 @@ void DigestRing::Slot::arrive(Pass& to, ThreadPool& pool) const {
   kept_bytes < kFewBytes ? copy_some(0, kept) : pool.run(kept, 1, copy_some);
 }
 
+// Makes the tensors of an arrived pass that come late, and says what they are filled with.
+std::vector<Download::Part> DigestRing::Slot::late_parts(Pass& of) const {
+  std::vector<Download::Part> parts;
+  size_t tensor = 0;
+  for (const DigestLayout::Tap& tap : pass.layout->taps) {
+    RecordedTensor& kept = of.tensors[tensor];
+    tensor += tap.point->is_cache() ? lengths.size() : 1;
+    if (!comes_late(tap)) continue;
+    const TensorView view = shown(tap);
+    kept.data = Tensor(view.shape, view.dtype);
+    parts.push_back({kept.data.as<char>(), view.as<const char>(), view.bytes()});
+  }
+  return parts;
+}
+
 DigestRing::DigestRing(DigestSink& taker, int64_t most_bytes)
     : taker_(taker),
       most_bytes_(most_bytes),
@@ -221,8 +248,13 @@ void DigestRing::make_room(Slot& slot, int64_t bytes) const {
   slot.capacity = 0;
   slot.memory = static_cast<char*>(runtime_of(slot.device).pin(with_room(bytes)));
   slot.capacity = with_room(bytes);
-  // The padding between tensors is copied with them: no memory that nobody ever wrote.
-  std::memset(slot.memory, 0, slot.capacity);
+  // The padding between staged tensors is copied with them: no memory that nobody ever wrote.
+  std::memset(slot.memory, 0, std::min(slot.capacity, with_room(kMostStaged)));
+}
+
+Download& DigestRing::download_from(Device device) {
+  if (!download_ || download_->device() != device) download_ = std::make_unique<Download>(device);
+  return *download_;
 }
 
 // Small passes are copied within the device first, so that the next pass may write to its buffers
@@ -231,7 +263,7 @@ void DigestRing::queue_copies(Slot& slot) const {
   slot.device = slot.pass.digests->view().device;
   const DeviceRuntime& device = runtime_of(slot.device);
   const DigestMaker& maker = device.digests;
-  const int64_t bytes = slot.bytes;
+  const int64_t bytes = slot.in_memory;
   make_room(slot, bytes);
   const auto copy_all = [&](char* to, CUstream_st* stream) {
     device.copy(to, slot.pass.digests->view().data, slot.digest_bytes(), stream);
@@ -332,6 +364,7 @@ void DigestRing::serve() {
     try {
       runtime_of(slot.device).digests.wait_event(std::exchange(slot.arrived, nullptr));
       if (wanted) slot.arrive(arrived, pool_);
+      if (wanted && slot.late) download_from(slot.device).run(slot.late_parts(arrived), pool_);
       slot.pass = {};
       lock.lock();
       release(slot);

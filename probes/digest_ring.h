@@ -11,6 +11,7 @@
 
 #include "kernels/base/memory.h"
 #include "kernels/base/thread_pool.h"
+#include "probes/download.h"
 #include "probes/recorder.h"
 
 namespace lockstep {
@@ -40,6 +41,8 @@ struct DigestedPass {
   // Copies of buffers that are used again, and what the launches themselves work in.
   std::vector<std::shared_ptr<const Tensor>> tensors;
   PassInfo info;
+  // Whether the kept tensors lie in `tensors`, where no later pass writes.
+  bool owns_kept = false;
 };
 
 // Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops
@@ -86,6 +89,7 @@ class DigestRing {
     return on_the_way_ == 0 || on_the_way_ + bytes <= most_bytes_;
   }
   void make_room(Slot& slot, int64_t bytes) const;
+  Download& download_from(Device device);
   void queue_copies(Slot& slot) const;
   void release(Slot& slot);
   void serve();
@@ -93,6 +97,7 @@ class DigestRing {
   DigestSink& taker_;
   int64_t most_bytes_;
   ThreadPool pool_;  // for passes of many requests, which would else wait for the host
+  std::unique_ptr<Download> download_;  // the ring's thread's; null before a pass takes it
   uint64_t id_;
   Waits waits_;
   mutable std::mutex mutex_;

@@ -151,6 +151,61 @@ TEST_F(Ring, LetsAPassThroughThatIsLargerAlone) {
   EXPECT_EQ(taker_.taken.size(), 4u);
 }
 
+// Two tensors of 100 and 1 MB that no later pass writes over, each number another one.
+DigestedPass owned_pass() {
+  DigestedPass pass;
+  pass.owns_kept = true;
+  const auto layout = std::make_shared<DigestLayout>();
+  const std::vector<int64_t> columns = {12'500'003, 125'001};
+  const int64_t heads = std::ssize(columns) * int64_t{sizeof(Digest)};
+  layout->cache_hashes = heads + std::ssize(columns) * 2 * int64_t{sizeof(uint64_t)};
+  const auto digests =
+      std::make_shared<Tensor>(Shape{layout->cache_hashes}, DType::u8, Device::cuda);
+  float number = 0;
+  for (int layer = 0; layer < 2; ++layer) {
+    const auto q = std::make_shared<Tensor>(Shape{2, 1, columns[static_cast<size_t>(layer)]},
+                                            DType::f32, Device::cuda);
+    for (int64_t i = 0; i < q->view().count(); ++i) q->as<float>()[i] = number += 0.25F;
+    digests->as<Digest>()[layer] = {.count = q->view().count()};
+    layout->taps.push_back({.point = &point("attn.q"),
+                            .layer = layer,
+                            .tensor = q->view(),
+                            .digest = layer * int64_t{sizeof(Digest)},
+                            .hashes = heads + layer * 2 * int64_t{sizeof(uint64_t)},
+                            .keeps = true});
+    pass.tensors.push_back(q);
+  }
+  pass.layout = layout;
+  pass.digests = digests;
+  pass.info.rows = {{.row = {0, 0}}, {.row = {0, 1}}};
+  return pass;
+}
+
+TEST_F(Ring, FetchesLargeTensorsThatAPassOwnsThroughALittlePinnedMemory) {
+  static int64_t pinned = 0;
+  pinned = 0;
+  DeviceRuntime device = runtime_of(Device::cuda);
+  device.pin = [](int64_t bytes) {
+    pinned += bytes;
+    return std::malloc(static_cast<size_t>(bytes));
+  };
+  register_runtime(device);
+  DigestRing ring(taker_);
+  taker_.may.release(2);
+  const DigestedPass shown = owned_pass();
+  for (int i = 0; i < 2; ++i) ring.push(shown);
+  ring.flush();
+  ASSERT_EQ(ring.failure(), "");
+  ASSERT_EQ(taker_.taken.size(), 2u);
+  for (const Pass& got : taker_.taken)
+    for (size_t i = 0; i < 2; ++i) {
+      const TensorView want = shown.layout->taps[i].tensor, data = got.tensors[i].data;
+      ASSERT_EQ(data.shape, want.shape);
+      EXPECT_EQ(std::memcmp(data.data, want.data, static_cast<size_t>(want.bytes())), 0);
+    }
+  EXPECT_LT(pinned, int64_t{70} << 20) << "as much was pinned as was brought";
+}
+
 TEST_F(Ring, TakesLittleOfTheDeviceForSmallPassesAfterALargeOne) {
   static int64_t most = 0;
   DeviceRuntime device = runtime_of(Device::cuda);
