@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -52,9 +53,7 @@ Id opened(hid_t file, const std::string& object) {
 }
 
 // Attributes are made, never replaced: a name that is there already is trouble.
-bool set_attribute(hid_t file, const std::string& object, const char* name, hid_t type, hid_t space,
-                   const void* value) {
-  const Id owner = opened(file, object);
+bool set_attribute(hid_t owner, const char* name, hid_t type, hid_t space, const void* value) {
   const Id attribute(H5Acreate2(owner, name, type, space, H5P_DEFAULT, H5P_DEFAULT));
   return attribute >= 0 && H5Awrite(attribute, type, value) >= 0;
 }
@@ -134,7 +133,10 @@ Hdf5File Hdf5File::create(const std::string& path) {
   check(id >= 0,
         "{}: a new file was wanted there, but it cannot be made ({}): choose another --trace", path,
         hdf5_cause());
-  return Hdf5File(id, path);
+  Hdf5File file(id, path);
+  file.kept_ = std::make_unique<Kept>();
+  file.written_ = std::make_shared<SharedFile>(path);
+  return file;
 }
 
 Hdf5File Hdf5File::open(const std::string& path) {
@@ -161,11 +163,43 @@ Hdf5File::Hdf5File(int64_t id, const std::string& path)
 
 Hdf5File::Hdf5File(Hdf5File&& other) noexcept
     : id_(std::exchange(other.id_, -1)),
+      kept_(std::move(other.kept_)),
+      written_(std::move(other.written_)),
       seal_from_(other.seal_from_),
       bytes_(other.bytes_),
       path_(other.path_) {}
 
+// Types and properties are the same for thousands of tensors and made once. The group that the last
+// tensor lies in stays open: a name is then looked up in that group alone.
+struct Hdf5File::Kept {
+  Kept() {
+    H5Pset_create_intermediate_group(links, 1);
+    // A layer's tensors are few, and few links are best in the header of their group.
+    H5Pset_link_phase_change(groups, kMostLinks, kMostLinks / 2);
+    // Room at once and no filling: the bytes are written past HDF5.
+    H5Pset_alloc_time(datasets, H5D_ALLOC_TIME_EARLY);
+    H5Pset_fill_time(datasets, H5D_FILL_TIME_NEVER);
+  }
+
+  // Opens the group of that path, or makes it and those above it.
+  hid_t group_of(hid_t file, const std::string& path) {
+    if (group && path == group_path) return *group;
+    group.emplace(H5Gopen2(file, path.c_str(), H5P_DEFAULT));
+    if (*group < 0) group.emplace(H5Gcreate2(file, path.c_str(), links, groups, H5P_DEFAULT));
+    group_path = path;
+    return *group;
+  }
+
+  static constexpr unsigned kMostLinks = 64;
+  Id text = hdf5_text_type(), scalar{H5Screate(H5S_SCALAR)};
+  Id links{H5Pcreate(H5P_LINK_CREATE)}, groups{H5Pcreate(H5P_GROUP_CREATE)},
+      datasets{H5Pcreate(H5P_DATASET_CREATE)};
+  std::string group_path;
+  std::optional<Id> group;
+};
+
 Hdf5File::~Hdf5File() {
+  kept_.reset();
   if (id_ >= 0) H5Fclose(id_);
 }
 
@@ -179,27 +213,41 @@ void Hdf5File::seal_from_here() {
 }
 
 void Hdf5File::close() {
+  kept_.reset();
   // Flushed first: of a close that fails, HDF5 does not tell the cause.
   if (H5Fflush(id_, H5F_SCOPE_LOCAL) < 0) trouble("cannot be written");
   if (H5Fclose(std::exchange(id_, -1)) < 0) trouble("cannot be closed");
-  write_seal(path_, seal_from_);
+}
+
+void Hdf5File::seal() const { write_seal(path_, seal_from_); }
+
+void Hdf5File::set(const std::string& object, const std::vector<Attribute>& attributes) {
+  const size_t slash = object.rfind('/');
+  const bool in_group = slash != 0 && slash != object.npos;
+  const Id owner =
+      in_group ? opened(kept_->group_of(id_, object.substr(0, slash)), object.substr(slash + 1))
+               : opened(id_, object);
+  for (const auto& [name, value] : attributes) {
+    const auto* number = std::get_if<int64_t>(&value);
+    const char* text = number ? nullptr : std::get<std::string>(value).c_str();
+    const bool set = number ? set_attribute(owner, name, H5T_STD_I64LE, kept_->scalar, number)
+                            : set_attribute(owner, name, kept_->text, kept_->scalar, &text);
+    if (!set) trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+  }
 }
 
 void Hdf5File::set(const std::string& object, const char* name, const std::string& value) {
-  const char* text = value.c_str();
-  if (!set_attribute(id_, object, name, hdf5_text_type(), Id(H5Screate(H5S_SCALAR)), &text))
-    trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+  set(object, {{name, value}});
 }
 
 void Hdf5File::set(const std::string& object, const char* name, int64_t value) {
-  if (!set_attribute(id_, object, name, H5T_STD_I64LE, Id(H5Screate(H5S_SCALAR)), &value))
-    trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
+  set(object, {{name, value}});
 }
 
 void Hdf5File::set(const std::string& object, const char* name,
                    const std::vector<std::string>& values) {
   const int64_t count = std::ssize(values);
-  if (!set_attribute(id_, object, name, hdf5_text_type(), space_of({&count, 1}),
+  if (!set_attribute(opened(id_, object), name, kept_->text, space_of({&count, 1}),
                      pointers_of(values).data()))
     trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
 }
@@ -338,14 +386,21 @@ std::vector<T> Hdf5File::read(const std::string& path) const {
 }
 
 void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
-  const Id type = hdf5_type_of(tensor.dtype);
-  const Id links(H5Pcreate(H5P_LINK_CREATE));
-  H5Pset_create_intermediate_group(links, 1);
-  const Id dataset(H5Dcreate2(id_, path.c_str(), type, space_of(tensor.shape.extents()), links,
-                              H5P_DEFAULT, H5P_DEFAULT));
-  if (dataset < 0 || (tensor.count() > 0 &&
-                      H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data) < 0))
+  const int64_t place = place_tensor(path, tensor);
+  written_->write(tensor.data, tensor.bytes(), place);
+}
+
+int64_t Hdf5File::place_tensor(const std::string& path, const TensorView& tensor) {
+  const size_t slash = path.rfind('/');
+  const hid_t group = kept_->group_of(id_, path.substr(0, slash));
+  const Id dataset(H5Dcreate2(group, path.substr(slash + 1).c_str(), hdf5_type_of(tensor.dtype),
+                              space_of(tensor.shape.extents()), H5P_DEFAULT, kept_->datasets,
+                              H5P_DEFAULT));
+  // From the begin of the file, user block included.
+  const haddr_t place = H5Dget_offset(dataset);
+  if (dataset < 0 || (tensor.count() > 0 && place == HADDR_UNDEF))
     trouble("the tensor " + path + " cannot be written");
+  return place;
 }
 
 Tensor Hdf5File::read_tensor(const std::string& path, const Shape& shape, DType dtype) const {

@@ -6,9 +6,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/base/memory.h"
+#include "kernels/files/shared_file.h"
 
 namespace lockstep {
 
@@ -34,12 +36,20 @@ class Hdf5File {
 
   // Everything written from now on is under the seal (seal.h); without a call, the whole file is.
   void seal_from_here();
-  // Writes out what is buffered, closes and seals. Throws Error, a full disk included.
+  // Writes out what is buffered and closes. Throws Error, a full disk included.
   void close();
+  // Makes a file whole that was closed and whose tensors are all written. HDF5 is not called, so
+  // that another thread may do this.
+  void seal() const;
   const std::string& path() const { return path_; }
   int64_t bytes() const { return bytes_; }  // of a file that was opened
 
   // Attributes of a group or dataset, which must exist.
+  struct Attribute {
+    const char* name;
+    std::variant<int64_t, std::string> value;
+  };
+  void set(const std::string& object, const std::vector<Attribute>& attributes);
   void set(const std::string& object, const char* name, const std::string& value);
   void set(const std::string& object, const char* name, int64_t value);
   void set(const std::string& object, const char* name, const std::vector<std::string>& values);
@@ -65,6 +75,10 @@ class Hdf5File {
   // A tensor's bytes as they are, contiguous, in a type that readers understand: bf16 and fp16 are
   // HDF5 floats. Groups of the path are made. Reading throws unless dtype and shape are those.
   void write_tensor(const std::string& path, const TensorView& tensor);
+  // The same without the bytes: returns where in the file they are to be put, by whoever writes
+  // into written(). Of a tensor without bytes the place means nothing.
+  int64_t place_tensor(const std::string& path, const TensorView& tensor);
+  const std::shared_ptr<const SharedFile>& written() const { return written_; }
   Tensor read_tensor(const std::string& path, const Shape& shape, DType dtype) const;
 
   // Readers of files of others, in whose types nothing is agreed.
@@ -85,7 +99,11 @@ class Hdf5File {
   int64_t stored_dataset(const std::string& path) const;
   std::vector<std::string> read_texts(int64_t dataset, const std::string& path) const;
 
+  struct Kept;  // HDF5's ids that every tensor takes
+
   int64_t id_ = -1;
+  std::unique_ptr<Kept> kept_;                 // of a file that is written, as the next
+  std::shared_ptr<const SharedFile> written_;  // the same file, past HDF5
   int64_t seal_from_;
   int64_t bytes_ = 0;
   std::string path_;

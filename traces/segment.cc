@@ -1,7 +1,8 @@
 // The order in which a segment is written is what makes it safe: tensors go out as they come, each
 // under its own checksum in the index; then the seal begins, and everything that is small and
 // structural (attributes, columns, summary, manifest) lies behind it and is checked as a whole
-// before HDF5 parses it.
+// before HDF5 parses it. HDF5 gives a tensor its place in the file and other threads may put the
+// bytes there, also when HDF5 has closed the file; the seal is written after the last of them.
 #include "traces/segment.h"
 
 #include <algorithm>
@@ -17,6 +18,9 @@ namespace {
 constexpr const char* kDraw = "requests/draw";
 constexpr const char* kMaxNew = "requests/max_new";
 constexpr const char* kStopped = "requests/stopped";
+
+// Bytes of a tensor that take longer to write than to hand over.
+constexpr int64_t kWorthHandingOver = int64_t{256} << 10;
 
 // Appends `part` to a flat column and closes its entry in `edges`.
 void append(const std::vector<int32_t>& part, std::vector<int32_t>& flat,
@@ -166,11 +170,16 @@ void write_manifest(const Manifest& manifest, Hdf5File& file) {
 
 }  // namespace
 
-SegmentWriter::SegmentWriter(const std::string& path, int64_t seq)
-    : file_(Hdf5File::create(path)), seq_(seq) {
+SegmentWriter::SegmentWriter(const std::string& path, int64_t seq, WriteBehind* behind)
+    : file_(Hdf5File::create(path)), seq_(seq), behind_(behind) {
+  if (behind != nullptr) writes_ = std::make_shared<WriteBehind::Writes>(file_.written());
   for (const char* group :
        {"/graph", "/provenance", "/requests", "/passes", kIndexParts, "/logits", "/tensors"})
     file_.make_group(group);
+}
+
+SegmentWriter::~SegmentWriter() {
+  if (writes_) behind_->drop(*writes_);
 }
 
 void SegmentWriter::add(const Pass& pass) {
@@ -178,7 +187,11 @@ void SegmentWriter::add(const Pass& pass) {
   for (const RecordedTensor& tensor : pass.tensors) {
     const TensorView& data = tensor.data;
     if (data.empty()) continue;
-    file_.write_tensor(path_of(pass.info.pass, tensor), data);
+    const std::string path = path_of(pass.info.pass, tensor);
+    if (writes_ && data.bytes() >= kWorthHandingOver)
+      behind_->put(writes_, file_.place_tensor(path, data), tensor.data);
+    else
+      file_.write_tensor(path, data);
     bytes_ += data.bytes();
   }
   columns_.append(pass, seq_);
@@ -186,21 +199,30 @@ void SegmentWriter::add(const Pass& pass) {
 }
 
 void SegmentWriter::finish(const Manifest& manifest) {
+  end(manifest);
+  settle();
+}
+
+void SegmentWriter::end(const Manifest& manifest) {
   // Tensors are checked one by one as they are read; the rest is small and checked as a whole.
   // Their attributes are texts, which HDF5 keeps in a heap: they too must come after this.
   file_.seal_from_here();
   const Columns::Index& index = columns_.index;
-  for (size_t i = 0; i < index.seq.size(); ++i) {
-    if (index.path[i].empty()) continue;
-    file_.set(index.path[i], "seq", index.seq[i]);
-    file_.set(index.path[i], "dtype", index.dtype[i]);
-    file_.set(index.path[i], "axes", index.axes[i]);
-  }
+  for (size_t i = 0; i < index.seq.size(); ++i)
+    if (!index.path[i].empty())
+      file_.set(index.path[i],
+                {{"seq", index.seq[i]}, {"dtype", index.dtype[i]}, {"axes", index.axes[i]}});
   write_requests(manifest.requests, file_);
   write_columns(columns_, file_);
   write_summary(columns_, manifest.graph, file_);
   write_manifest(manifest, file_);
   file_.close();
+  columns_ = {};
+}
+
+void SegmentWriter::settle() {
+  if (writes_) behind_->wait(*writes_);
+  file_.seal();
 }
 
 SegmentReader::SegmentReader(const std::string& path) : SegmentReader(Hdf5File::open(path)) {}

@@ -1,28 +1,41 @@
 // One HDF5 file of passes: a segment of a trace, or a whole one. README.md has its layout.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "traces/columns.h"
 #include "traces/hdf5_file.h"
 #include "traces/place_reader.h"
+#include "traces/write_behind.h"
 
 namespace lockstep {
 
 // Writes a new file. Tensors go out as they come, the columns at the end. Whoever owns the writer
-// discards a file whose `finish` was not reached. Not for several threads. It keeps the columns of
-// all its passes in memory until it ends, and no tensor.
+// discards a file whose `finish` was not reached. Not for several threads, but for one that settles
+// it in the end. It keeps the columns of all its passes in memory until it ends, and no tensor but
+// those that are to be written behind.
 class SegmentWriter {
  public:
-  // seq: of the first tensor, counted over the whole trace.
-  SegmentWriter(const std::string& path, int64_t seq);
+  // seq: of the first tensor, counted over the whole trace. behind: who writes large tensors, and
+  // outlives this; null: all are written by whoever adds them.
+  SegmentWriter(const std::string& path, int64_t seq, WriteBehind* behind = nullptr);
+  ~SegmentWriter();
+  SegmentWriter(const SegmentWriter&) = delete;
+  SegmentWriter& operator=(const SegmentWriter&) = delete;
 
-  // Throws Error when a tensor has no digest.
+  // Throws Error when a tensor has no digest. The memory of the tensors is shared until they are
+  // written.
   void add(const Pass& pass);
   // The number of the next tensor, where the trace has others elsewhere before it.
   void set_seq(int64_t seq) { seq_ = seq; }
-  // Writes columns and attributes, `complete` last, and closes. Requests as they are known by then.
+  // Both of the next.
   void finish(const Manifest& manifest);
+  // Writes columns and attributes, `complete` last, and closes. Requests as they are known by then.
+  void end(const Manifest& manifest);
+  // Returns when all tensors are written too, and seals the file. HDF5 is not called, so that
+  // another thread may do this.
+  void settle();
 
   size_t passes() const { return columns_.passes(); }
   int64_t bytes() const { return bytes_; }  // of tensors
@@ -32,6 +45,8 @@ class SegmentWriter {
   Columns columns_;
   int64_t seq_;
   int64_t bytes_ = 0;
+  WriteBehind* behind_;
+  std::shared_ptr<WriteBehind::Writes> writes_;  // null: none are written behind
 };
 
 // It holds the columns of all passes in memory, and reads tensors as they are asked for. Not for

@@ -5,9 +5,10 @@
 //     X.trace/seg-000000.h5   passes of which tensors are kept, published when it is closed
 //     X.h5                    written in one piece from such a folder, X.h5.part, when the run ends
 //
-// After a kill everything up to the last closed segment is there in full, and digests of all
-// are in the journal. After trouble with the disk nothing more is written, because a hole in
-// the middle would look whole.
+// Tensors are written by threads beside the run, of one segment or of several, and segments are
+// published in their order by one more. After a kill everything up to the last published segment is
+// there in full, and digests of all are in the journal. After trouble with the disk nothing more is
+// written, because a hole in the middle would look whole.
 #include "traces/writers.h"
 
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include "traces/manifest.h"
 #include "traces/readers.h"
 #include "traces/segment.h"
+#include "traces/segment_closer.h"
 
 namespace lockstep {
 namespace {
@@ -110,8 +112,7 @@ class FolderWriter final : public TraceWriter {
       if (keeps_tensors(pass)) add_to_segment(pass);
       seq_ += std::ssize(pass.tensors);
       ++passes_;
-      if (segment_ && (segment_->passes() >= kSegmentPasses || segment_->bytes() >= kSegmentBytes))
-        close_segment();
+      if (segment_ && is_full(segment_->writer)) close_segment();
     });
   }
 
@@ -123,6 +124,7 @@ class FolderWriter final : public TraceWriter {
   void finish(const std::vector<RequestInfo>& requests) override {
     guarded([&] {
       if (segment_) close_segment();
+      closer_.flush();
       manifest_.requests = requests;
       journal_->finish(requests);
       replace_file(manifest_path(), json_of({manifest_, passes_}, Layout::pretty), Durable::yes);
@@ -133,26 +135,30 @@ class FolderWriter final : public TraceWriter {
   std::string manifest_path() const { return folder_ + "/manifest.json"; }
   std::string segment_path() const { return fmt::format("{}/seg-{:06}.h5", folder_, segments_); }
 
-  void add_to_segment(const Pass& pass) {
-    if (!segment_) {
-      part_.emplace(segment_path());
-      segment_.emplace(part_->name(), seq_);
-    }
-    segment_->set_seq(seq_);
-    segment_->add(pass);
+  static bool is_full(const SegmentWriter& segment) {
+    return segment.passes() >= kSegmentPasses || segment.bytes() >= kSegmentBytes;
   }
 
+  void add_to_segment(const Pass& pass) {
+    if (!segment_) segment_ = std::make_unique<NewSegment>(segment_path(), seq_, behind_);
+    segment_->writer.set_seq(seq_);
+    segment_->writer.add(pass);
+  }
+
+  // HDF5 is done with it here; its tensors, the disk and its name are waited for elsewhere.
   void close_segment() {
-    segment_->finish(manifest_);
-    segment_.reset();
-    part_->publish(Durable::yes);
-    part_.reset();
+    segment_->writer.end(manifest_);
+    closer_.take(std::move(segment_));
     ++segments_;
   }
 
+  // Those that were closed before it are published yet, if that works.
   void drop_segment() noexcept {
     segment_.reset();
-    part_.reset();
+    try {
+      closer_.flush();
+    } catch (const std::exception&) {  // it is in trouble already
+    }
   }
 
   // After trouble the trace is what was closed before: a hole in its middle would look whole.
@@ -160,6 +166,7 @@ class FolderWriter final : public TraceWriter {
   void guarded(Call call) {
     check(trouble_.empty(), "{}", trouble_);
     try {
+      closer_.check_trouble();
       call();
     } catch (const Error& error) {
       trouble_ = error.what();
@@ -171,8 +178,9 @@ class FolderWriter final : public TraceWriter {
   std::string folder_;
   Manifest manifest_;
   std::optional<JournalWriter> journal_;
-  std::optional<NewFile> part_;  // which the segment is written into
-  std::optional<SegmentWriter> segment_;
+  WriteBehind behind_;  // of all segments
+  SegmentCloser closer_;
+  std::unique_ptr<NewSegment> segment_;  // that passes are added to
   int64_t segments_ = 0, seq_ = 0, passes_ = 0;
   std::string trouble_;
 };
@@ -194,7 +202,8 @@ class SingleFileWriter final : public TraceWriter {
     manifest_.requests = requests;
     try {
       NewFile whole(path_);
-      SegmentWriter file(whole.name(), 0);
+      WriteBehind behind;
+      SegmentWriter file(whole.name(), 0, &behind);
       const auto trace = open_folder(folder_);
       for (int i = 0; i < trace->passes(); ++i) file.add(trace->read(i, true));
       file.finish(manifest_);

@@ -14,7 +14,8 @@ inline constexpr int64_t kSegmentBytes = int64_t{64} << 20;
 
 // X.trace: a folder of manifest.json, run.journal and, of passes of which tensors are kept,
 // segments seg-000000.h5, seg-000001.h5, ... Each pass is in the journal before its segment is
-// closed, so that a kill costs at most the tensors of the last segment.
+// closed, and segments are published in their order beside the run, so that a kill costs at most
+// the tensors of the last few segments.
 std::unique_ptr<TraceWriter> create_folder(const std::string& path, const Manifest& manifest);
 // X.h5: one HDF5 file. Until `finish` it is a folder of segments, X.h5.part, which opens as a
 // trace.

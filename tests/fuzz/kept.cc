@@ -16,6 +16,7 @@ std::string sealed_bytes() {
   Hdf5File file = Hdf5File::create(path);
   file.write<int32_t>("/x", {1, 2, 3});
   file.close();
+  file.seal();
   std::ifstream made(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(made), {}};
 }

@@ -82,8 +82,8 @@ FOREIGN = [
     (r"gtest/|gmock/", {"tests"}),
     (r"sanitizer/", {"fuzz"}),
     (r"nlohmann/", set(MAY_INCLUDE)),
-    (r"(sys/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|spawn|fnmatch|malloc|execinfo)"
-     r"\.h", set(MAY_INCLUDE)),
+    (r"(sys/\w+|linux/\w+|unistd|fcntl|dlfcn|link|pthread|sched|poll|signal|spawn|fnmatch|malloc"
+     r"|execinfo)\.h", set(MAY_INCLUDE)),
 ]
 ANYWHERE = r"fmt/\w+\.h|\w+"  # fmt and the standard library, headers too
 

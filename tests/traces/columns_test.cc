@@ -173,7 +173,11 @@ std::string segment_error(const std::string& path) {
 
 TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
   const TempFolder scratch;
-  { Hdf5File(Hdf5File::create(scratch / "bare.h5")).close(); }
+  {
+    Hdf5File file = Hdf5File::create(scratch / "bare.h5");
+    file.close();
+    file.seal();
+  }
   EXPECT_NE(segment_error(scratch / "bare.h5").find("no text attribute 'format'"),
             std::string::npos);
   const auto labelled = [&](const std::string& name, const char* version, int complete) {
@@ -182,6 +186,7 @@ TEST(Segment, WithoutItsAttributesOrColumnsIsNone) {
     file.set("/", "format_version", version);
     if (complete >= 0) file.set("/", "complete", complete);
     file.close();
+    file.seal();
     return segment_error(scratch / name);
   };
   EXPECT_NE(labelled("a.h5", "9.9", 1).find("format version 2.2 was wanted, found 9.9"),
@@ -202,6 +207,7 @@ TEST(Hdf5File, ChecksTypesAndBytes) {
     file.write("numbers", std::vector<int32_t>{1, 2, 3});
     file.write("none", std::vector<std::string>{});
     file.close();
+    file.seal();
   }
   const Hdf5File file = Hdf5File::open(scratch / "x.h5");
   EXPECT_EQ(file.read<int32_t>("numbers"), (std::vector<int32_t>{1, 2, 3}));

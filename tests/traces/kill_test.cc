@@ -23,14 +23,28 @@ bool mentions(const std::vector<std::string>& sentences, const std::string& word
   });
 }
 
+// A pass with a tensor of that many bytes, besides the others.
+Pass large_pass(int number, int64_t bytes = 1 << 18) {
+  Pass pass = test_pass(number);
+  std::vector<Row> rows = pass.tensors[0].rows;
+  pass.tensors.push_back(
+      test_tensor(point("mlp.act"), 1, rows, DType::f32, {bytes / 4 / std::ssize(rows)}, 1, true));
+  return pass;
+}
+
+// What is written behind, while segments after it are begun.
+constexpr int64_t kHeavy = 3 << 20;
+
 // Starts a process that writes a trace without end, and kills it when `wait` returns.
-void write_and_be_killed(const std::string& path, const std::function<void()>& wait) {
+void write_and_be_killed(
+    const std::string& path, const std::function<void()>& wait,
+    const std::function<Pass(int)>& pass = [](int i) { return test_pass(i); }) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     try {
       const auto writer = create_trace(path, test_manifest());
-      for (int i = 0;; ++i) writer->write(test_pass(i));
+      for (int i = 0;; ++i) writer->write(pass(i));
     } catch (...) {
       ::_exit(3);
     }
@@ -87,6 +101,53 @@ TEST(Kill, AtAnyMomentLeavesWhatWasClosed) {
   EXPECT_GT(with_digests, 0) << "no kill hit an open segment";
 }
 
+// Passes come faster than they are written, so that several segments are on their way: those that
+// are published have no hole among them.
+TEST(Kill, WhileSegmentsAreWrittenBesideEachOtherLeavesTheFirstOnes) {
+  const TempFolder scratch;
+  Pass heavy = large_pass(0, kHeavy);
+  const RecordedTensor tensor = heavy.tensors.back();
+  const auto pass = [&](int i) {
+    Pass next = test_pass(i);
+    RecordedTensor& big = next.tensors.emplace_back(tensor);
+    big.rows = next.tensors[0].rows;
+    big.rows.resize(1), big.row_hashes.clear();
+    big.shape = {1, big.data.view().count()};
+    big.data = tensor.data.part(0, big.shape, DType::f32);
+    return next;
+  };
+  std::mt19937 random(21);
+  int with_segments = 0;
+  for (int round = 0; round < 6; ++round) {
+    const std::string path = scratch / (std::to_string(round) + ".trace");
+    const int number = round % 3;
+    write_and_be_killed(
+        path,
+        [&] {
+          const std::string first = fmt::format("{}/seg-{:06}.h5", path, number);
+          for (int i = 0; !fs::exists(first) && i < 30000; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          std::this_thread::sleep_for(std::chrono::milliseconds(random() % 40));
+        },
+        pass);
+    const auto trace = open_trace(path);
+    EXPECT_FALSE(trace->complete());
+    EXPECT_TRUE(mentions(trace->problems(), "the run did not end"));
+    EXPECT_FALSE(mentions(trace->problems(), "missing")) << "a hole among the segments";
+    ASSERT_GE(trace->passes(), 8 * (number + 1));
+    bool digests = false;
+    for (int i = 0; i < trace->passes(); ++i) {
+      const Pass got = trace->read(i, true);
+      digests = digests || got.tensors[0].data.view().empty();
+      with_segments += digests ? 0 : 1;
+      ASSERT_EQ(got.tensors.back().data.view().empty(), digests);
+      if (!digests) expect_equal(got, pass(i), true);
+    }
+    fs::remove_all(path);
+  }
+  EXPECT_GE(with_segments, 6 * 8);
+}
+
 // A small file system of its own; `failure` says why there is none.
 class Mount {
  public:
@@ -114,15 +175,6 @@ std::string error_of(const std::function<void()>& call) {
     return error.what();
   }
   return "";
-}
-
-// A pass with a tensor of a quarter MB.
-Pass large_pass(int number) {
-  Pass pass = test_pass(number);
-  std::vector<Row> rows = pass.tensors[0].rows;
-  pass.tensors.push_back(
-      test_tensor(point("mlp.act"), 1, rows, DType::f32, {(1 << 16) / std::ssize(rows)}, 1, true));
-  return pass;
 }
 
 TEST(FullDisk, EndsTheTraceWithASentenceAndNoHalfFile) {
@@ -155,6 +207,31 @@ TEST(FullDisk, EndsTheTraceWithASentenceAndNoHalfFile) {
     fs::remove_all(there);
     EXPECT_GT(fs::space(scratch / "disk").available, 3u << 20) << "space was not given back";
   }
+}
+
+// The disk is full while threads write, which no call of the writer's waits for.
+TEST(FullDisk, WhileTensorsAreWrittenBehindLeavesWhatWasClosed) {
+  const TempFolder scratch;
+  const Mount disk(scratch / "disk", "size=40m");
+  if (!disk.failure.empty()) GTEST_SKIP() << disk.failure;
+  const std::string path = scratch / "disk/x.trace";
+  const auto writer = create_trace(path, test_manifest());
+  int written = 0;
+  const std::string error = error_of([&] {
+    for (; written < 100; ++written) writer->write(large_pass(written, kHeavy));
+  });
+  EXPECT_NE(error.find("the disk is full"), std::string::npos) << error;
+  EXPECT_EQ(error_of([&] { writer->write(large_pass(written + 1, kHeavy)); }), error);
+  EXPECT_EQ(error_of([&] { writer->finish({}); }), error);
+  auto trace = open_trace(path);
+  EXPECT_FALSE(trace->complete());
+  ASSERT_GE(trace->passes(), 8);
+  for (int i = 0; i < 8; ++i) expect_equal(trace->read(i, true), large_pass(i, kHeavy), true);
+  for (const auto& entry : fs::directory_iterator(path))
+    EXPECT_NE(entry.path().extension(), ".part") << entry.path();
+  trace.reset();
+  fs::remove_all(path);
+  EXPECT_GT(fs::space(scratch / "disk").available, 38u << 20) << "space was not given back";
 }
 
 TEST(FullDisk, OneFileThatDoesNotFitLeavesItsSegments) {
