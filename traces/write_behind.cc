@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kPiece = int64_t{4} << 20;  // bytes, so that threads share a tensor
+constexpr int64_t kWriteBytes = int64_t{4} << 20;  // bytes, so that threads share a tensor
 constexpr int kMostWriters = 8;
 
 }  // namespace
@@ -38,8 +38,8 @@ void WriteBehind::put(const std::shared_ptr<Writes>& into, int64_t offset, const
   check(into->failure_.empty(), "{}", into->failure_);
   if (workers_.empty())
     for (int i = 0; i < threads_; ++i) workers_.emplace_back([this] { serve(); });
-  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-    const int64_t size = std::min(kPiece, bytes - begin);
+  for (int64_t begin = 0; begin < bytes; begin += kWriteBytes) {
+    const int64_t size = std::min(kWriteBytes, bytes - begin);
     pieces_.push_back({into, tensor, tensor.as<const char>() + begin, size, offset + begin});
     ++into->pieces_;
   }
