@@ -33,14 +33,14 @@ void Download::run(std::span<const Part> parts, ThreadPool& pool) {
       const Part& next = parts[part];
       const int64_t bytes = std::min(next.bytes - done, kHalf - used);
       char* const there = half.as<char>() + used;
-      if (bytes > 0) runtime.copy(there, next.from + done, bytes, runtime.digests.digest_stream);
+      if (bytes > 0) runtime.copy(there, next.from + done, bytes, runtime.digests.download_stream);
       for (int64_t begin = 0; begin < bytes; begin += kPiece)
         filled.pieces.push_back(
             {next.to + done + begin, there + begin, std::min(kPiece, bytes - begin)});
       used += bytes, done += bytes;
       if (done == next.bytes) ++part, done = 0;
     }
-    if (used > 0) filled.event = runtime.digests.record_event(runtime.digests.digest_stream);
+    if (used > 0) filled.event = runtime.digests.record_event(runtime.digests.download_stream);
     return filled;
   };
   Filled filled = fill(halves_[0]);

@@ -104,10 +104,15 @@ void DeviceCopies::make(const std::shared_ptr<Copy>& copy) {
   tell(Copy::State::made);
 }
 
+bool DeviceCopies::keeps(const TensorView& view, const std::shared_ptr<const void>& owner,
+                         const c10::Device& device) {
+  return !device.is_cpu() && owner && owner.get() == view.data && view.bytes() >= kLeastBytes &&
+         view.bytes() <= kMostBytes;
+}
+
 at::Tensor DeviceCopies::of(const TensorView& view, const std::shared_ptr<const void>& owner,
                             const c10::Device& device) {
-  if (device.is_cpu() || !owner || view.bytes() < kLeastBytes || view.bytes() > kMostBytes)
-    return to_torch(view, device);
+  if (!keeps(view, owner, device)) return to_torch(view, device);
   std::vector<std::shared_ptr<Copy>> left;  // let go of when nobody waits for this thread
   std::unique_lock lock(mutex_);
   std::shared_ptr<Copy> copy = known(view, owner, device);

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -49,7 +50,7 @@ void bring_all(Exact& e) {
 }
 
 // The results of a block of rows on a device, at 100 bytes an element: some thirty fp64 tensors of
-// its elements are there at once, for each of up to eight threads, which is a third of what is free
+// its elements are there at once, for each of up to twelve threads, which is half of what is free
 // at the most. Up to 1 GB, larger blocks are quicker: four times as large ones as a bound of the
 // memory allows by that still are, as the threads are seldom at their largest together.
 int64_t device_block_bytes(const ReferenceOptions& options) {
@@ -82,7 +83,8 @@ class OpOracle final : public Oracle {
       const DeviceCopies::Reader reader;
       OwnStream::of_this_thread(where).run([&] {
         // Before all else, as others wait for it who read it.
-        if (call.measure.owner) copies_.of(call.measure.got, call.measure.owner, where);
+        const auto& [got, owner] = std::tie(call.measure.got, call.measure.owner);
+        if (DeviceCopies::keeps(got, owner, where)) copies_.of(got, owner, where);
         result = evaluate_in_torch(call, where);
         if (!call.measure.got.empty()) measure_rows(call, copies_, result);
         bring_all(result);

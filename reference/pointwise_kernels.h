@@ -1,6 +1,6 @@
 // Kernels for ops whose every element is made of a few others, on a CUDA device: one pass over the
-// elements, where LibTorch has a kernel and new memory a step. They make the same bits as its steps
-// do. Numbers are fp64 in the device's memory, row-major.
+// elements, where LibTorch has a kernel and new memory a step. Each step of theirs
+// rounds as LibTorch's does. Numbers are fp64 in the device's memory, row-major.
 #pragma once
 
 #include <cstdint>

@@ -184,9 +184,10 @@ struct Hdf5File::Kept {
   // Opens the group of that path, or makes it and those above it.
   hid_t group_of(hid_t file, const std::string& path) {
     if (group && path == group_path) return *group;
+    group_path.clear();
     group.emplace(H5Gopen2(file, path.c_str(), H5P_DEFAULT));
     if (*group < 0) group.emplace(H5Gcreate2(file, path.c_str(), links, groups, H5P_DEFAULT));
-    group_path = path;
+    if (*group >= 0) group_path = path;
     return *group;
   }
 
@@ -247,8 +248,8 @@ void Hdf5File::set(const std::string& object, const char* name, int64_t value) {
 void Hdf5File::set(const std::string& object, const char* name,
                    const std::vector<std::string>& values) {
   const int64_t count = std::ssize(values);
-  if (!set_attribute(opened(id_, object), name, kept_->text, space_of({&count, 1}),
-                     pointers_of(values).data()))
+  const Id owner = opened(id_, object), space = space_of({&count, 1});
+  if (!set_attribute(owner, name, kept_->text, space, pointers_of(values).data()))
     trouble(fmt::format("the attribute {} of {} cannot be written", name, object));
 }
 
@@ -392,14 +393,17 @@ void Hdf5File::write_tensor(const std::string& path, const TensorView& tensor) {
 
 int64_t Hdf5File::place_tensor(const std::string& path, const TensorView& tensor) {
   const size_t slash = path.rfind('/');
+  // HDF5 tells the cause of a failure until it is called again, also to let go of something.
+  const auto failed = [&] { trouble("the tensor " + path + " cannot be written"); };
   const hid_t group = kept_->group_of(id_, path.substr(0, slash));
-  const Id dataset(H5Dcreate2(group, path.substr(slash + 1).c_str(), hdf5_type_of(tensor.dtype),
-                              space_of(tensor.shape.extents()), H5P_DEFAULT, kept_->datasets,
-                              H5P_DEFAULT));
+  if (group < 0) failed();
+  const Id type = hdf5_type_of(tensor.dtype), space = space_of(tensor.shape.extents());
+  const Id dataset(H5Dcreate2(group, path.substr(slash + 1).c_str(), type, space, H5P_DEFAULT,
+                              kept_->datasets, H5P_DEFAULT));
+  if (dataset < 0) failed();
   // From the begin of the file, user block included.
   const haddr_t place = H5Dget_offset(dataset);
-  if (dataset < 0 || (tensor.count() > 0 && place == HADDR_UNDEF))
-    trouble("the tensor " + path + " cannot be written");
+  if (tensor.count() > 0 && place == HADDR_UNDEF) failed();
   return place;
 }
 

@@ -17,8 +17,8 @@ namespace lockstep {
 // One open file. Every trouble is an Error that names the file, and HDF5 prints nothing itself.
 // What is read takes memory in proportion to the file, whatever the file claims: a dataset lies in
 // it in one piece, neither compressed nor in chunks nor behind a link, and the texts of a column
-// are together at most 64 times as long as the file. Paths are absolute or from the root. Not
-// thread-safe.
+// are together at most 64 times as long as the file. Paths are absolute; a tensor lies in a group.
+// Not thread-safe.
 class Hdf5File {
  public:
   // Numbers as another program stored them: of 16, 32 or 64 bits.

@@ -24,8 +24,8 @@ void SegmentCloser::wait_until_fewer(Lock& lock, size_t segments) {
 
 void SegmentCloser::take(std::unique_ptr<NewSegment> segment) {
   Lock lock(mutex_);
-  wait_until_fewer(lock, kMostSegments);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  wait_until_fewer(lock, kMostSegments);
   segments_.push_back(std::move(segment));
   lock.unlock();
   changed_.notify_all();

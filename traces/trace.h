@@ -127,7 +127,8 @@ struct Manifest {
 class TraceWriter {
  public:
   virtual ~TraceWriter() = default;
-  // Tensors whose `data` is empty are kept as digests.
+  // Tensors whose `data` is empty are kept as digests. The memory of large ones is shared, and
+  // nobody may write to it any more. What goes wrong with them may be told by a later call.
   virtual void write(const Pass& pass) = 0;
   // A fact for the provenance that is known only now.
   virtual void note(const std::string& name, const std::string& value) = 0;

@@ -42,8 +42,8 @@ void WriteBehind::put(const std::shared_ptr<Writes>& into, int64_t offset, const
     const int64_t size = std::min(kWriteBytes, bytes - begin);
     pieces_.push_back({into, tensor, tensor.as<const char>() + begin, size, offset + begin});
     ++into->pieces_;
+    bytes_ += size;
   }
-  bytes_ += bytes;
   lock.unlock();
   changed_.notify_all();
 }
@@ -56,7 +56,13 @@ void WriteBehind::wait(Writes& of) {
 
 void WriteBehind::drop(Writes& of) {
   std::unique_lock lock(mutex_);
-  of.dropped_ = true;
+  std::erase_if(pieces_, [&](const Piece& piece) {
+    if (piece.into.get() != &of) return false;
+    --of.pieces_;
+    bytes_ -= piece.bytes;
+    return true;
+  });
+  changed_.notify_all();
   changed_.wait(lock, [&] { return of.pieces_ == 0; });
 }
 
@@ -67,7 +73,7 @@ std::deque<WriteBehind::Piece>::iterator WriteBehind::next_piece() {
   });
 }
 
-// Pieces of a file that was dropped, or into which a write failed, are passed over.
+// Pieces of a file into which a write failed are passed over.
 void WriteBehind::serve() {
   std::unique_lock lock(mutex_);
   auto next = pieces_.end();
@@ -77,7 +83,7 @@ void WriteBehind::serve() {
     pieces_.erase(next);
     Writes& into = *piece.into;
     ++into.writing_;
-    const bool wanted = !into.dropped_ && into.failure_.empty();
+    const bool wanted = into.failure_.empty();
     lock.unlock();
     std::string failure;
     try {

@@ -15,8 +15,8 @@
 namespace lockstep {
 
 // Writes tensors into files beside whoever hands them over, by threads of its own: large ones in
-// pieces, several at a time, of as many files, or of one file that gains by it. What is not yet
-// written is bounded, and whoever hands over more waits. Any thread may call.
+// pieces, several at a time, of as many files, or of one file that gains by it. The bytes that are
+// not yet written are bounded, and whoever hands over more waits. Any thread may call.
 class WriteBehind {
  public:
   // Bytes of tensors that were handed over and are not written yet; one tensor may be more.
@@ -32,7 +32,6 @@ class WriteBehind {
     std::shared_ptr<const SharedFile> file_;
     int64_t pieces_ = 0;   // that are queued or being written
     int64_t writing_ = 0;  // of these, being written
-    bool dropped_ = false;
     std::string failure_;  // of a write; empty: none
   };
 

@@ -2,7 +2,7 @@
 //
 //     X.trace/manifest.json   at once, without the requests' ends; anew at the end
 //     X.trace/run.journal     each pass as digests, before its tensors
-//     X.trace/seg-000000.h5   passes of which tensors are kept, published when it is closed
+//     X.trace/seg-000000.h5   passes of which tensors are kept, published when all of it is written
 //     X.h5                    written in one piece from such a folder, X.h5.part, when the run ends
 //
 // Tensors are written by threads beside the run, of one segment or of several, and segments are
@@ -19,6 +19,7 @@
 #include <optional>
 
 #include "kernels/base/check.h"
+#include "kernels/base/sentence.h"
 #include "kernels/files/disk.h"
 #include "traces/journal_writer.h"
 #include "traces/manifest.h"
@@ -168,8 +169,8 @@ class FolderWriter final : public TraceWriter {
     try {
       closer_.check_trouble();
       call();
-    } catch (const Error& error) {
-      trouble_ = error.what();
+    } catch (const std::exception& error) {
+      trouble_ = sentence_of(error);
       drop_segment();
       throw;
     }

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// A segment is closed, and thereby safe from a kill, after so many passes or bytes of tensors.
+// A segment is closed after so many passes or bytes of tensors, and safe from a kill once
+// published.
 inline constexpr size_t kSegmentPasses = 8;
 inline constexpr int64_t kSegmentBytes = int64_t{64} << 20;
 

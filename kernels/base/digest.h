@@ -117,6 +117,9 @@ struct DigestMaker {
   CUstream_st* digest_stream = nullptr;
   CUstream_st* cache_digest_stream = nullptr;
   std::function<void(CUstream_st* later, CUstream_st* earlier)> stream_wait;
+  // For copies to the host by another thread than the one that computes: no graph captures it, and
+  // it waits for no other stream.
+  CUstream_st* download_stream = nullptr;
   // The host can have what the ops of a pass made while digests of it are still being made:
   // mark_ops says that `ops` has queued all ops of a pass, at each replay anew where a graph
   // captures it, and follow_ops makes `result_stream` wait for those of the last pass.

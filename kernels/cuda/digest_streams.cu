@@ -71,6 +71,7 @@ struct DigestStreams {
   CUstream_st* digest_stream = new_stream(-1);
   CUstream_st* cache_digest_stream = new_stream();
   CUstream_st* result_stream = new_stream();
+  CUstream_st* download_stream = new_stream();
 };
 
 void follow_ops() {
@@ -101,6 +102,7 @@ DigestMaker device_digests(int index) {
           .digest_stream = streams.digest_stream,
           .cache_digest_stream = streams.cache_digest_stream,
           .stream_wait = here(stream_wait),
+          .download_stream = streams.download_stream,
           .result_stream = streams.result_stream,
           .mark_ops = here(mark_ops),
           .follow_ops = here(follow_ops),

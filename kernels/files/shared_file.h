@@ -16,7 +16,8 @@ class SharedFile {
   // Puts bytes at their place, which may be behind the end: then the file grows. They are with the
   // system on return. Throws Error when the disk is full or the write fails.
   void write(const void* from, int64_t bytes, int64_t at) const;
-  // Whether threads that write at a time are faster than one: else they wait for each other.
+  // Whether threads that write at a time are faster than one, as in memory where the system can map
+  // what it has room for: else they wait for each other.
   bool gains_by_threads() const { return in_memory_; }
 
  private:

@@ -256,6 +256,7 @@ void Judge::State::advance_models(size_t until) {
     work->rounded->advance(parts[part].through);
     compute_ahead(part + 1);
     reference_check.check(*work->exact, static_cast<int>(parts[part].end));
+    // Only a model with experts has what is compared, and it holds one layer at a time.
     routing.add(*work->seen, work->exact->pass(), work->rounded->pass());
   }
 }
@@ -301,6 +302,7 @@ void Judge::State::let_all_end() {
   if (for_history) for_history->let_end();
   op_judge.expect_none();
   if (!work) return;
+  work->pass.reset();
   work->exact.reset();
   work->rounded.reset();
 }

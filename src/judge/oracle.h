@@ -111,7 +111,8 @@ struct OracleCall {
   // that is given attn.partial and attn.lse is what they are merged to.
   std::vector<TensorView> inputs;
   // The owners of their numbers, one an input, or none: as long as an owner lives they stay as they
-  // are, so that a copy may serve for other questions too. Null: nobody says so.
+  // are, so that a copy may serve for other questions too. Each points to its numbers: an input
+  // that was put in the place of another has none. Null: nobody says so.
   std::vector<std::shared_ptr<const void>> owners;
   std::span<const Row> rows;         // of the output
   std::span<const int32_t> tokens;   // embed: the ids that were fed, one a row

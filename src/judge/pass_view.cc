@@ -180,7 +180,7 @@ SelectedRows::SelectedRows(const RecordedTensor* tensor, std::span<const Row> ro
   // Rows of one request mostly lie together, and then nothing is copied.
   if (tensor->rows.end() - first >= count && std::equal(rows.begin(), rows.end(), first)) {
     view_ = all.slice(first - tensor->rows.begin(), count);
-    owner_ = tensor->data.memory();
+    owner_ = {tensor->data.memory(), view_.data};
     return;
   }
   std::vector<int64_t> extents(all.shape.extents().begin(), all.shape.extents().end());

@@ -84,7 +84,7 @@ class SelectedRows {
   // not follow each other.
   SelectedRows(const RecordedTensor* tensor, std::span<const Row> rows);
   const TensorView& view() const { return view_; }
-  // The tensor's memory, where nothing was copied; else null.
+  // Points to the view's numbers and keeps them, where nothing was copied; else null.
   const std::shared_ptr<const void>& owner() const { return owner_; }
 
  private:

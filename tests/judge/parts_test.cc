@@ -16,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr int kLayers = InSteps::kLayers;
-constexpr int kLargestTensor = 1 << 20;  // bytes, of a fake run
 
 struct Judgement {
   Result result;
@@ -87,12 +86,9 @@ class DeviceOracle final : public FakeOracle {
     --asking;
     const std::lock_guard lock(mutex_);
     for (const TensorView& input : call.inputs) asked_of_nothing += input.empty() ? 1 : 0;
-    // An owner is of the memory that is read, or nobody's copy would be right for long.
     for (size_t i = 0; i < call.owners.size(); ++i) {
-      const auto* begin = static_cast<const char*>(call.owners[i].get());
-      const auto* data = static_cast<const char*>(call.inputs.at(i).data);
-      owned += begin ? 1 : 0;
-      foreign += begin && (data < begin || data >= begin + kLargestTensor) ? 1 : 0;
+      owned += call.owners[i] ? 1 : 0;
+      foreign += call.owners[i] && call.owners[i].get() != call.inputs.at(i).data ? 1 : 0;
     }
     if (std::this_thread::get_id() != judge_) asked_ahead.insert(call.place.point->op);
     return FakeOracle::evaluate(call);
@@ -103,7 +99,7 @@ class DeviceOracle final : public FakeOracle {
   std::atomic<int> asked_of_later = 0;    // questions about layers after it
   std::set<OpKind> asked_ahead;           // by other threads than the judge's
   int asked_of_nothing = 0;               // inputs without numbers
-  int owned = 0, foreign = 0;             // inputs with an owner, and those of other memory
+  int owned = 0, foreign = 0;             // inputs with an owner, and those of other numbers
 
  private:
   std::mutex mutex_;

@@ -11,6 +11,7 @@
 #include "kernels/plugin/user_ops.h"
 #include "src/judge/ledger.h"
 #include "tests/judged.h"
+#include "tests/whole.h"
 #include "traces/manifest.h"
 
 namespace lockstep {
@@ -240,7 +241,8 @@ KernelOutcome judge_kernel(const KernelRun& run) {
   judged_run.engine = {.dtype = run.dtype, .page_size = 16, .page_order_seed = 3, .chunk = 48};
   judged_run.engine.threads = 1;
   judged_run.ops = ops;
-  judged_run.audit = judged_run.causes = false;  // which op is named is asked, not what it is like
+  judged_run.audit = false;
+  judged_run.causes = whole();  // which op is named is asked, not what it is like
   judged_run.judge.contracts =
       run.declared ? declared_for(kernel) : std::map<std::string, RoundingContract>();
   const Result result = judged(judged_run);

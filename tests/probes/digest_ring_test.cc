@@ -161,11 +161,11 @@ DigestedPass owned_pass() {
   layout->cache_hashes = heads + std::ssize(columns) * 2 * int64_t{sizeof(uint64_t)};
   const auto digests =
       std::make_shared<Tensor>(Shape{layout->cache_hashes}, DType::u8, Device::cuda);
-  float number = 0;
+  uint32_t number = 0;
   for (int layer = 0; layer < 2; ++layer) {
     const auto q = std::make_shared<Tensor>(Shape{2, 1, columns[static_cast<size_t>(layer)]},
                                             DType::f32, Device::cuda);
-    for (int64_t i = 0; i < q->view().count(); ++i) q->as<float>()[i] = number += 0.25F;
+    for (int64_t i = 0; i < q->view().count(); ++i) q->as<uint32_t>()[i] = ++number;
     digests->as<Digest>()[layer] = {.count = q->view().count()};
     layout->taps.push_back({.point = &point("attn.q"),
                             .layer = layer,

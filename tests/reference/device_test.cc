@@ -147,6 +147,57 @@ TEST_P(OnDevice, OracleSaysOfEveryOpWhatItSaysOnTheCpu) {
   }
 }
 
+// A copy serves whoever reads the same tensor, for as long as its owner lives: what else may lie in
+// that memory later is copied anew.
+TEST_P(OnDevice, ATensorIsCopiedOnceForAllWhoReadIt) {
+  const int64_t hidden = checkpoint_.config().hidden, rows = 30000 / hidden + 1;
+  const auto device = oracle(DType::bf16, 0);
+  std::vector<Row> of;
+  for (int32_t i = 0; i < rows; ++i) of.push_back({0, i});
+  const Tensor x = random({rows, hidden}), other = random({rows, hidden});
+  const TensorView read = x;
+  OracleCall call{.place = {&point("attn.residual"), 0}, .inputs = {x, other}, .rows = of};
+  const auto owner_of = [](const TensorView& view) {
+    return std::shared_ptr<const void>(std::make_shared<int>(), view.data);
+  };
+  const auto whose = owner_of(other);
+  const auto answer = [&](std::shared_ptr<const void> owner) {
+    call.owners = {std::move(owner), whose};
+    const Exact exact = device->evaluate(call);
+    return std::vector<double>(exact.want.begin(), exact.want.end());
+  };
+  const auto write = [&](float value) {
+    std::fill_n(read.as<BFloat16>(), read.count(), from_float<BFloat16>(value));
+  };
+  const std::vector<double> random_ones = answer(nullptr);
+  auto first = owner_of(x);
+  std::vector<std::vector<double>> answers(16);
+  {
+    std::vector<std::jthread> threads;
+    for (std::vector<double>& one : answers)
+      threads.emplace_back([&] {
+        OracleCall own = call;
+        own.owners = {first, whose};
+        const Exact exact = device->evaluate(own);
+        one.assign(exact.want.begin(), exact.want.end());
+      });
+  }
+  for (const std::vector<double>& one : answers) EXPECT_EQ(one, random_ones);
+  write(1);
+  EXPECT_EQ(answer(first), random_ones);  // nobody said that it changed
+  const std::vector<double> ones = answer(owner_of(x));
+  EXPECT_NE(ones, random_ones);
+  EXPECT_EQ(ones, answer(nullptr));
+  write(2);
+  first = owner_of(x);
+  EXPECT_EQ(answer(first), answer(nullptr));
+  EXPECT_NE(answer(first), ones);
+  // What was put in the place of an input is no longer its owner's.
+  const Tensor in_its_place = random({rows, hidden});
+  call.inputs[0] = in_its_place;
+  EXPECT_EQ(answer(first), answer(nullptr));
+}
+
 // In decoding: the device has a kernel for so few, and one row's result is its own.
 TEST_P(OnDevice, ProductsOfFewRowsAreThoseOfTheCpu) {
   const ModelConfig& c = checkpoint_.config();
@@ -178,49 +229,6 @@ TEST_P(OnDevice, ProductsOfFewRowsAreThoseOfTheCpu) {
 }
 
 // One key that is not finite, seen by one query of two.
-// A copy serves whoever reads the same tensor, for as long as its owner lives: what else may lie in
-// that memory later is copied anew.
-TEST_P(OnDevice, ATensorIsCopiedOnceForAllWhoReadIt) {
-  const int64_t hidden = checkpoint_.config().hidden, rows = 30000 / hidden + 1;
-  const auto device = oracle(DType::bf16, 0);
-  std::vector<Row> of;
-  for (int32_t i = 0; i < rows; ++i) of.push_back({0, i});
-  const Tensor x = random({rows, hidden}), other = random({rows, hidden});
-  const TensorView read = x;
-  OracleCall call{.place = {&point("attn.residual"), 0}, .inputs = {x, other}, .rows = of};
-  const auto answer = [&](std::shared_ptr<const void> owner) {
-    call.owners = {std::move(owner), other.memory()};
-    const Exact exact = device->evaluate(call);
-    return std::vector<double>(exact.want.begin(), exact.want.end());
-  };
-  const auto write = [&](float value) {
-    std::fill_n(read.as<BFloat16>(), read.count(), from_float<BFloat16>(value));
-  };
-  const std::vector<double> random_ones = answer(nullptr);
-  auto first = std::make_shared<int>();
-  std::vector<std::vector<double>> answers(16);
-  {
-    std::vector<std::jthread> threads;
-    for (std::vector<double>& one : answers)
-      threads.emplace_back([&] {
-        OracleCall own = call;
-        own.owners = {first, other.memory()};
-        const Exact exact = device->evaluate(own);
-        one.assign(exact.want.begin(), exact.want.end());
-      });
-  }
-  for (const std::vector<double>& one : answers) EXPECT_EQ(one, random_ones);
-  write(1);
-  EXPECT_EQ(answer(first), random_ones);  // nobody said that it changed
-  const std::vector<double> ones = answer(std::make_shared<int>());
-  EXPECT_NE(ones, random_ones);
-  EXPECT_EQ(ones, answer(nullptr));
-  write(2);
-  first = std::make_shared<int>();
-  EXPECT_EQ(answer(first), answer(nullptr));
-  EXPECT_NE(answer(first), ones);
-}
-
 TEST_P(OnDevice, WhatAQueryDoesNotSeeCannotReachIt) {
   const ModelConfig& c = checkpoint_.config();
   const Tensor q = random({2, c.heads, c.head_dim});

@@ -624,7 +624,7 @@ TEST_P(MeasuredRows, LeaveEveryVerdictAsItIs) {
     EXPECT_EQ(asked_->measured, 0);
     expect_same(few, here, where);
     // By parts, measured there or here, and by threads that measure ahead or lack memory, by turns.
-    const bool is_odd = (&fault - seeded) % 2 == 1;
+    const bool is_odd = ((&fault - seeded) + GetParam()) % 2 != 0;
     for (const int64_t least : {int64_t{0}, int64_t{1} << 40}) {
       if (!whole() && is_odd == (least == 0)) continue;
       const Result parts = judged(passes, true, least, /*most=*/3);

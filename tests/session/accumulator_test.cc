@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "src/session/options.h"
 #include "tests/judged.h"
+#include "tests/whole.h"
 
 namespace lockstep {
 namespace {
@@ -50,7 +51,7 @@ struct Declared {
 Result judged_with(const std::string& model, const Ops& ops, const Declared& declared) {
   const Checkpoint checkpoint = Checkpoint::open(data_path(model));
   const int64_t vocab = checkpoint.config().vocab;
-  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference(), .causes = false};
+  JudgedRun run{.checkpoint = checkpoint, .reference = open_reference(), .causes = whole()};
   run.engine.dtype = DType::f32;
   run.ops = ops;
   // One token alone, one many times, and rows that all differ.

@@ -33,7 +33,7 @@ class Selected : public testing::TestWithParam<const char*> {
                                 {.prompt = some_tokens(5, vocab, 2), .max_new = 4}},
                    .faults = faults,
                    .judge = {.selection = selection},
-                   .causes = false,
+                   .causes = whole(),
                    .trace = trace,
                    .level = TraceLevel::full});
   }
@@ -72,8 +72,9 @@ TEST_P(Selected, PlacesAreJudgedAsInAWholeRun) {
          {Selection("", "1", "", ""), Selection("", "0,2", "", ""),
           Selection("attn.out", "", "", ""), Selection("attn.kv", "1", "", ""),
           Selection("mlp.*", "1-2", "", "")}) {
-      // Each selection of a right run or of a wrong one, by turns.
-      if (turn++ % 2 != 0 && !whole()) continue;
+      // Each selection of a right run or of a wrong one, by turns: of the wrong one those that have
+      // the layer that is wrong are among them.
+      if (turn++ % 2 == 0 && !whole()) continue;
       expect_same(run(selection, faults), all, selection);
     }
   }

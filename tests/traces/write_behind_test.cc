@@ -68,9 +68,10 @@ TEST(WriteBehind, GivesUpWhatIsDropped) {
   const TempFolder scratch;
   WriteBehind behind(1);
   const auto file = writes_into(scratch / "a");
-  for (int i = 0; i < 40; ++i) behind.put(file, i * 1'000'000, filled(1'000'000, 1));
+  behind.put(file, 0, filled(200'000'000, 1));
   behind.drop(*file);
   const auto size = fs::file_size(scratch / "a");
+  EXPECT_LT(size, 200'000'000) << "all was written";
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(fs::file_size(scratch / "a"), size) << "somebody writes there yet";
 }
@@ -88,8 +89,12 @@ Pass heavy_pass(int number) {
 
 class Behind : public testing::TestWithParam<std::string> {
  protected:
+  static constexpr size_t kRoom = size_t{200} << 20;
+
   void SetUp() override {
     if (!fs::is_directory(GetParam())) GTEST_SKIP() << "no " << GetParam();
+    if (fs::space(GetParam()).available < kRoom)
+      GTEST_SKIP() << "no room for " << kRoom << " bytes in " << GetParam();
     fs::create_directories(folder_);
   }
   void TearDown() override { fs::remove_all(folder_); }
@@ -164,7 +169,12 @@ TEST(SegmentCloser, PublishesNothingAfterTrouble) {
   closer.flush();
   auto lost = segment(1);
   fs::remove(lost->part.name());  // its seal has no place any more
+  auto later = segment(2);
   closer.take(std::move(lost));
+  try {
+    closer.take(std::move(later));
+  } catch (const Error&) {  // the trouble was heard of already
+  }
   expect_trouble(scratch / "1", [&] { closer.flush(); });
   expect_trouble(scratch / "1", [&] { closer.check_trouble(); });
   EXPECT_TRUE(fs::exists(scratch / "0"));
