@@ -380,8 +380,10 @@ void DigestRing::serve() {
     lock.lock();
     busy_ = false;
     if (failure_.empty()) failure_ = failure;
-    slot.pass = {};  // what it holds of the device is nobody's any more
-    if (!freed) release(slot);
+    if (!freed) {
+      slot.pass = {};
+      release(slot);
+    }
     changed_.notify_all();
   }
 }
