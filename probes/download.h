@@ -9,8 +9,8 @@
 namespace lockstep {
 
 // Brings any number of bytes from a device to the host's ordinary memory, by way of pinned memory
-// of a set size: to pin as much as there is to bring takes longer than to bring it. Threads empty
-// one half while the device fills the other. For one thread.
+// of a set size, however much there is to bring. Threads empty one half while the device fills the
+// other. For one thread.
 class Download {
  public:
   static constexpr int64_t kHalf = int64_t{32} << 20;  // bytes that are pinned, twice
@@ -23,7 +23,8 @@ class Download {
 
   explicit Download(Device device);
   Device device() const { return device_; }
-  // Copies in the order of the device's stream for digests, and returns when all is there.
+  // Copies what is there already, by the device's stream for downloads, and returns when all is
+  // here. A pass that is computed meanwhile does not wait for it, nor it for that.
   void run(std::span<const Part> parts, ThreadPool& pool);
 
  private:
