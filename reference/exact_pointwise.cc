@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/hypot.h>
 
 #include <vector>
@@ -70,6 +71,20 @@ Exact silu_mul_by_kernel(const at::Tensor& gate, const at::Tensor& up) {
   return result;
 }
 
+Exact norm_by_kernel(const at::Tensor& x, const at::Tensor& mean_square, const at::Tensor& weight,
+                     double eps, RoundingContract contract) {
+  const at::Tensor whole = x.contiguous(), means = mean_square.contiguous();
+  const at::Tensor gain = weight.contiguous(), want = at::empty_like(whole);
+  make_norm(queue_of_this_thread(x.device()), {.rows = means.numel(),
+                                               .width = weight.size(0),
+                                               .eps = eps,
+                                               .x = numbers_of(whole),
+                                               .mean_square = numbers_of(means),
+                                               .weight = numbers_of(gain),
+                                               .want = numbers_in(want)});
+  return exact_of(want, contract);
+}
+
 }  // namespace
 
 Exact exact_of(const at::Tensor& want, RoundingContract contract) {
@@ -115,6 +130,21 @@ Exact exact_silu_mul(const at::Tensor& gate, const at::Tensor& up, RoundingContr
   result.magnitude = held_numbers((gate * up).abs());
   if (rounds_as_hf(contract))
     result.steps = {{held_numbers(silu), result.factor, held_numbers(gate.abs())}};
+  return result;
+}
+
+Exact exact_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
+                 RoundingContract contract, const Grid& grid) {
+  const bool as_hf = rounds_as_hf(contract);
+  // By an op of LibTorch on a device too: a sum in another order has other last bits.
+  const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
+  if (x.is_cuda() && !as_hf && has_pointwise_kernels())
+    return norm_by_kernel(x, mean_square, weight, eps, contract);
+  const at::Tensor normalised = x / (mean_square + eps).sqrt();
+  // Hugging Face's RMSNorm casts to the model's dtype before it multiplies by the gain.
+  const at::Tensor inner = as_hf ? grid.rounded(normalised) : normalised;
+  Exact result = exact_of(inner * weight, contract);
+  if (as_hf) result.steps = {{held_numbers(normalised), held_numbers(weight.expand_as(x)), {}}};
   return result;
 }
 

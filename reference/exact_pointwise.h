@@ -13,11 +13,15 @@ Exact exact_of(const at::Tensor& want, RoundingContract contract);
 // Whether inner values are rounded where modules of Hugging Face store them.
 bool rounds_as_hf(RoundingContract contract);
 
-// x: [rows, heads, head_dim]; cos, sin and error: [rows, head_dim / 2]. All tensors are fp64 and on
-// one device; grid: of the run.
+// All tensors are fp64 and on one device; grid: of the run.
+//
+// x: [rows, heads, head_dim]; cos, sin and error: [rows, head_dim / 2].
 Exact exact_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                  const at::Tensor& error, RoundingContract contract, const Grid& grid);
 Exact exact_silu_mul(const at::Tensor& gate, const at::Tensor& up, RoundingContract contract,
                      const Grid& grid);
+// x: [.., width]; weight: [width].
+Exact exact_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
+                 RoundingContract contract, const Grid& grid);
 
 }  // namespace lockstep

@@ -185,15 +185,8 @@ Exact OpOracle::norm(const OracleCall& call, const at::Device& where) const {
   const at::Tensor weight = weights_.norm(call.place, where);
   check(x.size(-1) == weight.size(0), "{} norms {} values, found a tensor {}",
         call.place.point->name, weight.size(0), shape_of(x).text());
-  const at::Tensor mean_square = x.square().mean(-1, /*keepdim=*/true);
-  const at::Tensor normalised = x / (mean_square + recipe_.norm_eps).sqrt();
-  // Hugging Face's RMSNorm casts to the model's dtype before it multiplies by the gain.
-  const at::Tensor inner =
-      rounds_as_hf(call.contract) ? Grid::of(run_).rounded(normalised) : normalised;
-  Exact result = exact_of(inner * weight, call.contract);
+  Exact result = exact_norm(x, weight, recipe_.norm_eps, call.contract, Grid::of(run_));
   result.terms = weight.size(0);
-  if (rounds_as_hf(call.contract))
-    result.steps = {{held_numbers(normalised), held_numbers(weight.expand_as(x)), {}}};
   if (run_ != DType::f32) result.serial_error = errors_of_serial_squares(x);
   return result;
 }

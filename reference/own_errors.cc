@@ -31,80 +31,123 @@ struct OwnErrors {
 };
 
 // Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
+// They have been read when it returns, whatever else is queued there.
 at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
   return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
-      .to(like.device(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-OwnErrors errors_of_sum(const Exact& e) {
-  const auto n = static_cast<double>(e.terms);
-  const at::Tensor size = kUnit * tensor_of(e.magnitude);
-  return {kLambda * std::sqrt(n) * size, (walk_of(n) * size).square(), {}, common_part(n)};
-}
-
-// Rows of one scale: a head's, of the norms of queries and keys.
-OwnErrors errors_of_norm(const Exact& e) {
-  const at::Tensor size = kUnit * tensor_of(e.want).abs();
-  const auto n = static_cast<double>(e.terms);
-  const double walk = walk_of(n) / 2 + 3;
-  at::Tensor of_rows = walk * size;
-  if (!e.serial_error.empty()) {
-    std::vector<double> deviations;
-    for (const double error : e.serial_error) deviations.push_back(std::hypot(walk, error / 2));
-    of_rows = column_of(deviations, size) * size.reshape({std::ssize(deviations), -1});
-  }
-  const at::Tensor shared = of_rows.square();
-  return {(kLambda * std::sqrt(n) / 2 + 8) * size, shared, shared};
+      .to(like.device(), /*non_blocking=*/true, /*copy=*/true);
 }
 
 bool by_pointwise_kernel(const Exact& e) {
   return tensor_of(e.want).is_cuda() && has_pointwise_kernels();
 }
 
-// Those that a kernel reads, which live until all is queued.
-class Read {
+// The errors that a kernel makes, and what it reads, which lives until all is queued.
+class KernelErrors {
  public:
-  const double* operator()(const Numbers& numbers) {
-    all_.push_back(tensor_of(numbers).contiguous());
-    return all_.back().const_data_ptr<double>();
+  explicit KernelErrors(const Exact& e) : want_(tensor_of(e.want)) {
+    const at::Tensor both = fresh({2, want_.numel()});
+    errors_.limit = both[0].view(want_.sizes());
+    errors_.variance = both[1].view(want_.sizes());
+  }
+  const double* read(const at::Tensor& x) {
+    read_.push_back(x.contiguous());
+    return read_.back().const_data_ptr<double>();
+  }
+  const double* read(const Numbers& numbers) { return read(tensor_of(numbers)); }
+  double* limit() const { return errors_.limit.mutable_data_ptr<double>(); }
+  double* variance() const { return errors_.variance.mutable_data_ptr<double>(); }
+  double* shared() {
+    errors_.shared = fresh(want_.sizes());
+    return errors_.shared.mutable_data_ptr<double>();
+  }
+  bool* products() {
+    errors_.products = want_.new_empty(want_.sizes(), at::kBool);
+    return errors_.products.mutable_data_ptr<bool>();
+  }
+  OwnErrors made_by(const auto& kernel) {
+    make_errors(queue_of_this_thread(want_.device()), kernel);
+    return errors_;
   }
 
  private:
-  std::vector<at::Tensor> all_;
+  at::Tensor fresh(at::IntArrayRef sizes) const { return want_.new_empty(sizes); }
+
+  const at::Tensor& want_;
+  OwnErrors errors_;
+  std::vector<at::Tensor> read_;
 };
 
-OwnErrors rope_errors_by_kernel(const Exact& e) {
+OwnErrors errors_of_sum(const Exact& e) {
+  const auto n = static_cast<double>(e.terms);
+  const double most = kLambda * std::sqrt(n), walk = walk_of(n);
+  if (by_pointwise_kernel(e)) {
+    KernelErrors made(e);
+    OwnErrors errors = made.made_by(SumErrors{.count = tensor_of(e.want).numel(),
+                                              .most = most,
+                                              .walk = walk,
+                                              .magnitude = made.read(e.magnitude),
+                                              .limit = made.limit(),
+                                              .variance = made.variance()});
+    errors.common = common_part(n);
+    return errors;
+  }
+  const at::Tensor size = kUnit * tensor_of(e.magnitude);
+  return {most * size, (walk * size).square(), {}, common_part(n)};
+}
+
+// Rows of one scale: a head's, of the norms of queries and keys.
+OwnErrors errors_of_norm(const Exact& e) {
+  const auto n = static_cast<double>(e.terms);
+  const double most = kLambda * std::sqrt(n) / 2 + 8, walk = walk_of(n) / 2 + 3;
+  std::vector<double> deviations;
+  if (!e.serial_error.empty())
+    for (const double error : e.serial_error) deviations.push_back(std::hypot(walk, error / 2));
   const at::Tensor& want = tensor_of(e.want);
-  const at::Tensor both = want.new_empty({2, want.numel()});
-  OwnErrors errors{both[0].view(want.sizes()), both[1].view(want.sizes()), {}};
-  Read read;
-  make_errors(queue_of_this_thread(want.device()),
-              RopeErrors{.count = want.numel(),
-                         .want = read(e.want),
-                         .magnitude = read(e.magnitude),
-                         .angle = read(e.angle),
-                         .x1c_x2s = read(e.x1c_x2s),
-                         .turned = read(e.turned),
-                         .limit = errors.limit.mutable_data_ptr<double>(),
-                         .variance = errors.variance.mutable_data_ptr<double>()});
-  return errors;
+  at::Tensor column;
+  if (!deviations.empty()) column = column_of(deviations, want);
+  if (by_pointwise_kernel(e)) {
+    const int64_t rows = column.defined() ? column.size(0) : 1;
+    KernelErrors made(e);
+    OwnErrors errors =
+        made.made_by(NormErrors{.rows = rows,
+                                .width = rows > 0 ? want.numel() / rows : 0,
+                                .most = most,
+                                .walk = walk,
+                                .want = made.read(e.want),
+                                .of_rows = column.defined() ? made.read(column) : nullptr,
+                                .limit = made.limit(),
+                                .variance = made.variance()});
+    errors.shared = errors.variance;
+    return errors;
+  }
+  const at::Tensor size = kUnit * want.abs();
+  const at::Tensor of_rows =
+      column.defined() ? column * size.reshape({column.size(0), -1}) : walk * size;
+  const at::Tensor shared = of_rows.square();
+  return {most * size, shared, shared};
+}
+
+OwnErrors rope_errors_by_kernel(const Exact& e) {
+  KernelErrors made(e);
+  return made.made_by(RopeErrors{.count = tensor_of(e.want).numel(),
+                                 .want = made.read(e.want),
+                                 .magnitude = made.read(e.magnitude),
+                                 .angle = made.read(e.angle),
+                                 .x1c_x2s = made.read(e.x1c_x2s),
+                                 .turned = made.read(e.turned),
+                                 .limit = made.limit(),
+                                 .variance = made.variance()});
 }
 
 OwnErrors silu_mul_errors_by_kernel(const Exact& e) {
-  const at::Tensor& want = tensor_of(e.want);
-  const at::Tensor both = want.new_empty({2, want.numel()});
-  OwnErrors errors{both[0].view(want.sizes()), both[1].view(want.sizes()), {}};
-  errors.products = want.new_empty(want.sizes(), at::kBool);
-  Read read;
-  make_errors(queue_of_this_thread(want.device()),
-              SiluMulErrors{.count = want.numel(),
-                            .want = read(e.want),
-                            .magnitude = read(e.magnitude),
-                            .factor = read(e.factor),
-                            .limit = errors.limit.mutable_data_ptr<double>(),
-                            .variance = errors.variance.mutable_data_ptr<double>(),
-                            .products = errors.products.mutable_data_ptr<bool>()});
-  return errors;
+  KernelErrors made(e);
+  return made.made_by(SiluMulErrors{.count = tensor_of(e.want).numel(),
+                                    .want = made.read(e.want),
+                                    .magnitude = made.read(e.magnitude),
+                                    .factor = made.read(e.factor),
+                                    .limit = made.limit(),
+                                    .variance = made.variance(),
+                                    .products = made.products()});
 }
 
 OwnErrors errors_of_rope(const Exact& e) {
@@ -130,10 +173,34 @@ OwnErrors errors_of_silu_mul(const Exact& e) {
                       of_sigmoid - tensor_of(e.want).abs()) <= 9 * kUnit * of_sigmoid};
 }
 
+OwnErrors attention_errors_by_kernel(const Exact& e, int64_t heads, int64_t dim) {
+  std::vector<double> of_rows(e.row_terms.begin(), e.row_terms.end());
+  const auto rows = std::ssize(of_rows);
+  for (int64_t i = 0; i < rows; ++i) of_rows.push_back(std::log(of_rows[i]));
+  KernelErrors made(e);
+  const double* const terms = made.read(column_of(of_rows, tensor_of(e.want)));
+  return made.made_by(AttentionErrors{.rows = rows,
+                                      .heads = heads,
+                                      .dim = dim,
+                                      .walk = walk_of(static_cast<double>(dim)),
+                                      .terms = terms,
+                                      .logarithms = terms + rows,
+                                      .score = made.read(e.score),
+                                      .want = made.read(e.want),
+                                      .magnitude = made.read(e.magnitude),
+                                      .spread = made.read(e.spread),
+                                      .spread_squares = made.read(e.spread_squares),
+                                      .weighted_squares = made.read(e.weighted_squares),
+                                      .limit = made.limit(),
+                                      .variance = made.variance(),
+                                      .shared = made.shared()});
+}
+
 // Each head has a score and each row a number of keys; all else is an element's.
 OwnErrors errors_of_attention(const Exact& e) {
   const int64_t dim = e.shape.last(), heads = e.shape[1];
   const auto width = static_cast<double>(dim);
+  if (by_pointwise_kernel(e)) return attention_errors_by_kernel(e, heads, dim);
   const auto by_heads = [dim](const Numbers& x) { return tensor_of(x).reshape({-1, dim}); };
   const at::Tensor o = by_heads(e.want).abs(), score = tensor_of(e.score).reshape({-1, 1});
   std::vector<double> terms, logarithms;

@@ -40,6 +40,45 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(SiluMulRows p) {
   p.magnitude[i] = fabs(gate * up);
 }
 
+__global__ void __launch_bounds__(kThreads) norm_kernel(NormRows p) {
+  const int64_t i = own_element();
+  if (i >= p.rows * p.width) return;
+  p.want[i] = p.x[i] / sqrt(p.mean_square[i / p.width] + p.eps) * p.weight[i % p.width];
+}
+
+__global__ void __launch_bounds__(kThreads) sum_errors_kernel(SumErrors p) {
+  const int64_t i = own_element();
+  if (i >= p.count) return;
+  const double size = kUnit * p.magnitude[i];
+  p.limit[i] = p.most * size;
+  p.variance[i] = squared(p.walk * size);
+}
+
+__global__ void __launch_bounds__(kThreads) norm_errors_kernel(NormErrors p) {
+  const int64_t i = own_element();
+  if (i >= p.rows * p.width) return;
+  const double size = kUnit * fabs(p.want[i]);
+  p.limit[i] = p.most * size;
+  p.variance[i] = squared((p.of_rows ? p.of_rows[i / p.width] : p.walk) * size);
+}
+
+__global__ void __launch_bounds__(kThreads) attention_errors_kernel(AttentionErrors p) {
+  const int64_t i = own_element();
+  if (i >= p.rows * p.heads * p.dim) return;
+  const int64_t head = i / p.dim, row = head / p.heads;
+  const double o = fabs(p.want[i]), score = p.score[head], n = p.terms[row];
+  const double ds = sqrt(static_cast<double>(p.dim)) * kUnit * score + 4 * kUnit;
+  const double es = (p.walk + 1) * kUnit * score + 4 * kUnit;
+  const double shared =
+      squared(es) * p.spread_squares[i] + squared((2 + score + p.logarithms[row]) * kUnit * o);
+  // LibTorch divides by a number by multiplying with its inverse.
+  const double sum =
+      2 * kUnit * kUnit * n * (o * o * (1.0 / 9) + p.weighted_squares[i] * (1.0 / 6));
+  p.limit[i] = 2 * kLambda * ds * p.spread[i] + kLambda * sqrt(n) * kUnit * p.magnitude[i];
+  p.variance[i] = shared + sum;
+  p.shared[i] = shared;
+}
+
 __global__ void __launch_bounds__(kThreads) rope_errors_kernel(RopeErrors p) {
   const int64_t i = own_element();
   if (i >= p.count) return;
@@ -86,6 +125,18 @@ void make_rope(const KernelQueue& queue, const RopeRows& rows) {
 }
 void make_silu_mul(const KernelQueue& queue, const SiluMulRows& rows) {
   launch(silu_mul_kernel, rows.count, queue, rows);
+}
+void make_norm(const KernelQueue& queue, const NormRows& rows) {
+  launch(norm_kernel, rows.rows * rows.width, queue, rows);
+}
+void make_errors(const KernelQueue& queue, const SumErrors& errors) {
+  launch(sum_errors_kernel, errors.count, queue, errors);
+}
+void make_errors(const KernelQueue& queue, const NormErrors& errors) {
+  launch(norm_errors_kernel, errors.rows * errors.width, queue, errors);
+}
+void make_errors(const KernelQueue& queue, const AttentionErrors& errors) {
+  launch(attention_errors_kernel, errors.rows * errors.heads * errors.dim, queue, errors);
 }
 void make_errors(const KernelQueue& queue, const RopeErrors& errors) {
   launch(rope_errors_kernel, errors.count, queue, errors);
