@@ -123,6 +123,7 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
         "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
+  if (group.pool) pools_.wait();
   measure_block(block, group, rows_);
   return true;
 }

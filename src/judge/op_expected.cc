@@ -38,6 +38,7 @@ void OpJudge::expect(const Place& place, const std::vector<Place>& inputs, const
 void OpJudge::expect_none() {
   expected_.clear();
   asked_before_ = nullptr;
+  pools_.let_end();
 }
 
 void OpJudge::reach(const Place& place) {
@@ -108,10 +109,7 @@ void OpJudge::ask_before(Expected& expected) {
       oracle_, question_of(contract, place, inputs, pass, group, 0, count), 0);
   std::function<void(const Exact&)> then;
   if (count == group.rows.size() && prepare_to_measure(expected)) {
-    if (!spare_rows_.empty()) {
-      expected.rows = std::move(spare_rows_.back());
-      spare_rows_.pop_back();
-    }
+    expected.rows = pools_.room();
     then = [this, &expected, &question = expected.asked->question](const Exact& exact) {
       measure_beforehand(expected, question, exact);
     };
@@ -171,10 +169,9 @@ bool OpJudge::take_measured(const Question& question, const Exact& exact, Group&
     member.sums = measured.sums;
     member.orders = measured.orders;
   }
-  const std::span<const Meter::Row> rows = std::span(before->rows).first(question.call.rows.size());
   const bool pools = group.pool && question.call.place.point->node_class != NodeClass::exact;
-  if (pools) group.pool->add_whole(rows, exact.measured.get());
-  spare_rows_.push_back(std::move(before->rows));
+  if (pools)
+    pools_.add(*group.pool, std::move(before->rows), question.call.rows.size(), exact.measured);
   return true;
 }
 

@@ -46,8 +46,9 @@ OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
 
 const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) const {
   if (wrong_by_shares_.contains(key_of(place))) return nullptr;
-  const auto pool = pools_.find({key_of(place), contract});
-  return pool == pools_.end() ? nullptr : &pool->second;
+  pools_.wait();
+  const auto pool = pools_.all().find({key_of(place), contract});
+  return pool == pools_.all().end() ? nullptr : &pool->second;
 }
 
 std::vector<Statistic> OpJudge::pooled_statistics(const Place& place,
@@ -84,7 +85,8 @@ OtherContracts OpJudge::other_contracts(const Place& place) const {
 
 std::map<OpKind, Reached> OpJudge::reached() const {
   std::map<OpKind, Reached> reached = reached_;
-  for (const auto& [key, pool] : pools_) {
+  pools_.wait();
+  for (const auto& [key, pool] : pools_.all()) {
     const Point& p = kPoints[key.first.first];
     const Moments& m = pool.sum();
     // Shares and gains of few elements are chance.

@@ -34,6 +34,7 @@
 #include "src/judge/limits.h"
 #include "src/judge/oracle.h"
 #include "src/judge/pass_view.h"
+#include "src/judge/place_pools.h"
 #include "src/judge/shares.h"
 #include "src/stats/statistics.h"
 
@@ -270,13 +271,12 @@ class OpJudge {
   HiddenTensors hidden_;
   std::map<int, Width> widened_by_;    // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
-  std::map<std::pair<Key, RoundingContract>, PlacePool> pools_;
+  PlacePools pools_;
   std::set<Key>
       wrong_by_shares_;  // attentions whose pools have rows that are wrong by their shares
   std::map<Key, OtherContracts> others_;
   JudgedRows judged_rows_;
-  std::vector<Meter::Row> rows_;                     // of a block, for as long as it is measured
-  std::vector<std::vector<Meter::Row>> spare_rows_;  // the memory of others
+  std::vector<Meter::Row> rows_;  // of a block, for as long as it is measured
   std::map<Key, int64_t> shown_;  // nodes that were measured again for where their errors lie
   // The places after the one that is judged, and this one, which are asked about beforehand. They
   // end before all that is read then.

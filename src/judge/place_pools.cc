@@ -1,0 +1,42 @@
+#include "src/judge/place_pools.h"
+
+namespace lockstep {
+
+void PlacePools::add(PlacePool& pool, std::vector<Meter::Row> rows, size_t count,
+                     std::shared_ptr<const DistantRows> elsewhere) {
+  const bool beside = elsewhere != nullptr;
+  auto work = [this, &pool, count, rows = std::move(rows),
+               elsewhere = std::move(elsewhere)]() mutable {
+    pool.add_whole(std::span(rows).first(count), elsewhere.get());
+    elsewhere.reset();
+    const std::lock_guard lock(mutex_);
+    spare_.push_back(std::move(rows));
+  };
+  if (!beside) {
+    wait();
+    return work();
+  }
+  if (!thread_) thread_ = std::make_unique<Background>();
+  thread_->begin([this, work = std::move(work)]() mutable {
+    try {
+      work();
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+  });
+}
+
+std::vector<Meter::Row> PlacePools::room() {
+  const std::lock_guard lock(mutex_);
+  if (spare_.empty()) return {};
+  std::vector<Meter::Row> rows = std::move(spare_.back());
+  spare_.pop_back();
+  return rows;
+}
+
+void PlacePools::wait() const {
+  let_end();
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+}  // namespace lockstep
