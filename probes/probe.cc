@@ -51,7 +51,7 @@ void Probe::emit(const Point& point, int layer, std::span<const Row> rows, const
       host_ = Tensor::pinned({std::max<int64_t>(1, shown.bytes())}, DType::u8, tensor.device);
     const Tensor seen = host_.part(0, shown.shape, shown.dtype);
     copy(seen, shown);  // waits until the tensor is made, and says what went wrong so far
-    if (!sink_->writes()) return sink_->record({&point, layer, rows, seen, shard});
+    if (!sink_->writes()) return sink_->record({&point, layer, rows, seen, shard, shown});
     // Only what a sink really changed is copied back.
     const Tensor before = copy_on(Device::cpu, seen);
     sink_->record({&point, layer, rows, seen, shard});

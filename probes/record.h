@@ -81,6 +81,8 @@ struct Record {
   std::span<const Row> rows;
   TensorView tensor;
   std::optional<Shard> shard = {};  // none: the tensor is whole
+  // The same on the device that made it, where `tensor` is a copy. Empty: it is none.
+  TensorView on_device = {};
 };
 
 }  // namespace lockstep

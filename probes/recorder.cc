@@ -155,8 +155,12 @@ void put_top_logits(Pass& pass) {
     put_chosen(pass.logits, token->data, token->rows);
 }
 
-Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished)
-    : selection_(std::move(selection)), digests_(digests), finished_(std::move(finished)) {}
+Recorder::Recorder(Selection selection, bool digests, std::function<void(Pass)> finished,
+                   Copied copied)
+    : selection_(std::move(selection)),
+      digests_(digests),
+      finished_(std::move(finished)),
+      copied_(std::move(copied)) {}
 
 bool Recorder::wants(const Point& point, int layer) const { return selection_.has(point, layer); }
 
@@ -193,6 +197,8 @@ void Recorder::record(const Record& record) {
     threads_ = std::make_unique<ThreadPool>(std::min(kCopiers, machine_threads()));
   kept.data = copy_rows(tensor, wanted, kept.row_hashes, shared ? threads_.get() : nullptr);
   kept.shape = kept.data.view().shape;
+  const bool whole = wanted.size() == record.rows.size();
+  if (copied_ && whole && !record.on_device.empty()) copied_(kept.data, record.on_device);
   if (digests_)
     kept.digest = point.is_cache() ? digest_of_rows(kept.row_hashes, kept.shape.count())
                                    : digest_of(kept.data);

@@ -64,9 +64,14 @@ std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const R
 // Error, which the probe keeps.
 class Recorder final : public Sink {
  public:
+  // Called with a whole tensor that was copied, and with what the model's device has of it until
+  // the call returns.
+  using Copied = std::function<void(const Tensor& data, const TensorView& on_device)>;
+
   // digests: compute digests and row hashes too (a judge alone does not need those of everything;
-  // row hashes of attn.kv, attn.k_rope and attn.v are always made).
-  Recorder(Selection selection, bool digests, std::function<void(Pass)> finished);
+  // row hashes of attn.kv, attn.k_rope and attn.v are always made). copied: may be empty.
+  Recorder(Selection selection, bool digests, std::function<void(Pass)> finished,
+           Copied copied = {});
 
   bool wants(const Point& point, int layer) const override;
   void begin(const PassInfo& pass) override;
@@ -77,6 +82,7 @@ class Recorder final : public Sink {
   Selection selection_;
   bool digests_;
   std::function<void(Pass)> finished_;
+  Copied copied_;
   std::unique_ptr<ThreadPool> threads_;  // null before there was something worth sharing
   Pass pass_;
 };

@@ -80,6 +80,14 @@ at::Tensor to_torch(const TensorView& view) {
                        at::TensorOptions().dtype(scalar_type(view.dtype)));
 }
 
+at::Tensor to_torch_there(const TensorView& view) {
+  const auto extents = view.shape.extents();
+  const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(view.device.index));
+  return at::from_blob(
+      view.data, at::IntArrayRef(extents.data(), extents.size()), [](void*) {},
+      at::TensorOptions().dtype(scalar_type(view.dtype)).device(device), device);
+}
+
 // The driver copies what is pageable by one thread, at a tenth of what the way to the device takes.
 // Some threads fill pinned memory instead, which LibTorch keeps for the next piece, and a piece is
 // on its way while the next one is filled.

@@ -24,6 +24,8 @@ at::Tensor to_torch(const TensorView& view);
 // A copy on a device, from memory that stays as it is until what this thread has queued there is
 // done; on the CPU the memory itself, as above.
 at::Tensor to_torch(const TensorView& view, const c10::Device& device);
+// The memory of a CUDA device as LibTorch sees it, as the first of them sees the CPU's.
+at::Tensor to_torch_there(const TensorView& view);
 // A contiguous tensor's memory as this project sees it; `tensor` must outlive the view. Throws
 // Error for a tensor with strides, or on a device.
 TensorView to_view(const at::Tensor& tensor);

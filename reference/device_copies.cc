@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,9 @@ namespace {
 // Fewer bytes are copied sooner than threads wait for each other; more of one tensor, or of all,
 // would take memory from those who compute.
 constexpr int64_t kLeastBytes = 1 << 15, kMostBytes = 16 << 20, kAllBytes = 128 << 20;
+// The same of those that were there already, whose copies nobody waits for: a layer or two of a
+// long prompt, or a short one whole.
+constexpr int64_t kMostHeldBytes = 64 << 20, kAllHeldBytes = int64_t{1} << 30;
 
 bool is_same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>& b) {
   return !a.owner_before(b) && !b.owner_before(a);
@@ -32,10 +36,14 @@ struct DeviceCopies::Copy {
 
   Copy(const TensorView& view, std::weak_ptr<const void> whose, const c10::Device& where)
       : of(view), owner(std::move(whose)), device(where) {}
+  const char* begin() const { return of.as<const char>(); }
+  const char* end() const { return begin() + of.bytes(); }
 
   TensorView of;
   std::weak_ptr<const void> owner;
   c10::Device device;
+  bool is_held = false;
+  uint64_t number = 0;  // in the order in which they were made
   std::atomic<State> state = State::begun;
   at::Tensor there;
 };
@@ -52,37 +60,57 @@ DeviceCopies::~DeviceCopies() = default;
 
 DeviceCopies::Reader::~Reader() { given.clear(); }
 
+// The bytes of two tensors that begin at different places may overlap where the owner of one is
+// gone.
 std::shared_ptr<DeviceCopies::Copy> DeviceCopies::known(const TensorView& view,
                                                         const std::shared_ptr<const void>& owner,
                                                         const c10::Device& device) const {
-  const auto found = std::ranges::find_if(kept_, [&](const std::shared_ptr<Copy>& copy) {
-    return copy->of.data == view.data && copy->of.dtype == view.dtype &&
-           copy->of.shape == view.shape && copy->device == device && is_same(copy->owner, owner);
-  });
-  return found == kept_.end() ? nullptr : *found;
+  const auto* const begin = view.as<const char>();
+  auto found = kept_.upper_bound(begin);
+  if (found == kept_.begin()) return nullptr;
+  const std::shared_ptr<Copy>& copy = std::prev(found)->second;
+  const bool is_of_it =
+      begin + view.bytes() <= copy->end() && copy->device == device && is_same(copy->owner, owner);
+  return is_of_it ? copy : nullptr;
 }
 
-std::vector<std::shared_ptr<DeviceCopies::Copy>> DeviceCopies::keep(std::shared_ptr<Copy> copy) {
-  std::vector<std::shared_ptr<Copy>> left;
-  bytes_ += copy->of.bytes();
-  for (auto at = kept_.begin(); at != kept_.end();) {
-    if (!(*at)->owner.expired() && bytes_ <= kAllBytes) {
-      ++at;
-      continue;
-    }
-    bytes_ -= (*at)->of.bytes();
-    left.push_back(std::move(*at));
-    at = kept_.erase(at);
+int64_t& DeviceCopies::bytes_of_kind(const Copy& copy) {
+  return copy.is_held ? held_bytes_ : copied_bytes_;
+}
+
+DeviceCopies::Copies DeviceCopies::drop(const std::function<bool(const Copy&)>& which) {
+  Copies left;
+  std::erase_if(kept_, [&](auto& entry) {
+    if (!which(*entry.second)) return false;
+    bytes_of_kind(*entry.second) -= entry.second->of.bytes();
+    left.push_back(std::move(entry.second));
+    return true;
+  });
+  return left;
+}
+
+// The oldest ones that were copied go where there are too many of those.
+DeviceCopies::Copies DeviceCopies::keep(std::shared_ptr<Copy> copy) {
+  Copies left = drop(
+      [&](const Copy& other) { return other.owner.expired() || other.begin() == copy->begin(); });
+  copy->number = ++made_;
+  bytes_of_kind(*copy) += copy->of.bytes();
+  kept_.emplace(copy->begin(), copy);
+  while (copied_bytes_ > kAllBytes) {
+    uint64_t oldest = made_;
+    for (const auto& [begin, other] : kept_)
+      if (!other->is_held) oldest = std::min(oldest, other->number);
+    if (oldest == copy->number) break;
+    const Copies old = drop([&](const Copy& other) { return other.number == oldest; });
+    left.insert(left.end(), old.begin(), old.end());
   }
-  kept_.push_back(std::move(copy));
   return left;
 }
 
 void DeviceCopies::clear() {
-  std::list<std::shared_ptr<Copy>> left;  // let go of when nobody waits for this thread
+  Copies left;  // let go of when nobody waits for this thread
   const std::lock_guard lock(mutex_);
-  left.swap(kept_);
-  bytes_ = 0;
+  left = drop([](const Copy&) { return true; });
 }
 
 void DeviceCopies::make(const std::shared_ptr<Copy>& copy) {
@@ -96,7 +124,7 @@ void DeviceCopies::make(const std::shared_ptr<Copy>& copy) {
   } catch (...) {
     {
       const std::lock_guard lock(mutex_);
-      if (std::erase(kept_, copy) > 0) bytes_ -= copy->of.bytes();
+      drop([&](const Copy& other) { return &other == copy.get(); });
     }
     tell(Copy::State::failed);
     throw;
@@ -110,23 +138,51 @@ bool DeviceCopies::keeps(const TensorView& view, const std::shared_ptr<const voi
          view.bytes() <= kMostBytes;
 }
 
+// It is made before it is among those that others find.
+void DeviceCopies::hold(const TensorView& here, const std::shared_ptr<const void>& owner,
+                        const TensorView& there, const c10::Device& device) {
+  const int64_t bytes = here.bytes();
+  if (device.is_cpu() || there.device.index != device.index() || !owner ||
+      owner.get() != here.data || bytes < kLeastBytes || bytes > kMostHeldBytes)
+    return;
+  Copies left;  // let go of when nobody waits for this thread
+  {
+    const std::lock_guard lock(mutex_);
+    left = drop([](const Copy& other) { return other.owner.expired(); });
+    if (held_bytes_ + bytes > kAllHeldBytes) return;
+  }
+  const auto copy = std::make_shared<Copy>(here, owner, device);
+  copy->is_held = true;
+  copy->there = to_torch_there(there).clone();
+  wait_for_queued(device);
+  copy->state = Copy::State::made;
+  const std::lock_guard lock(mutex_);
+  const Copies same = keep(copy);
+  left.insert(left.end(), same.begin(), same.end());
+}
+
 at::Tensor DeviceCopies::of(const TensorView& view, const std::shared_ptr<const void>& owner,
                             const c10::Device& device) {
-  if (!keeps(view, owner, device)) return to_torch(view, device);
-  std::vector<std::shared_ptr<Copy>> left;  // let go of when nobody waits for this thread
+  if (device.is_cpu() || !owner || owner.get() != view.data) return to_torch(view, device);
+  Copies left;  // let go of when nobody waits for this thread
   std::unique_lock lock(mutex_);
   std::shared_ptr<Copy> copy = known(view, owner, device);
   const bool is_known = copy != nullptr;
-  if (!is_known) {
+  if (!is_known && keeps(view, owner, device)) {
     copy = std::make_shared<Copy>(view, owner, device);
     left = keep(copy);
   }
   lock.unlock();
+  if (!copy) return to_torch(view, device);
   if (!is_known) make(copy);
   copy->state.wait(Copy::State::begun);
   if (copy->state == Copy::State::failed) return to_torch(view, device);
   given.push_back(copy);
-  return copy->there;
+  if (copy->of.shape == view.shape && copy->of.dtype == view.dtype) return copy->there;
+  TensorView part = view;
+  part.device = {DeviceKind::cuda, static_cast<int>(device.index())};
+  part.data = static_cast<char*>(copy->there.data_ptr()) + (view.as<const char>() - copy->begin());
+  return to_torch_there(part);
 }
 
 }  // namespace lockstep

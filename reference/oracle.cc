@@ -96,6 +96,18 @@ class OpOracle final : public Oracle {
       throw;
     }
   }
+  // A copy that does not come about is made when it is asked for.
+  void hold(const TensorView& here, const std::shared_ptr<const void>& owner,
+            const TensorView& there) override {
+    const at::Device device = weights_.device();
+    if (device.is_cpu()) return;
+    try {
+      OwnStream::of_this_thread(device).run([&] { copies_.hold(here, owner, there, device); });
+    } catch (const NoMemory&) {
+      copies_.clear();
+      free_unused(device);
+    }
+  }
   bool on_device() const override { return !weights_.device().is_cpu(); }
   bool asked_by_several() const override { return on_device(); }
   int64_t least_measured() const override { return least_; }

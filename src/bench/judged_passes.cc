@@ -18,12 +18,14 @@ Request some_request(const ModelConfig& config, int64_t tokens, int64_t max_new,
 }
 
 void serve(const Checkpoint& checkpoint, const std::vector<Request>& requests,
-           EngineOptions options, const std::function<void(Pass)>& visit) {
+           EngineOptions options, const Recorder::Copied& copied,
+           const std::function<void(Pass)>& visit) {
   options.pages = pages_for(requests, options.page_size);
   Engine engine(checkpoint, ops_of(options.device), options);
   for (const Request& request : requests) engine.submit(request);
   std::optional<Pass> seen;
-  Recorder recorder({}, false, [&](Pass pass) { seen = std::move(pass); });
+  Recorder recorder(
+      {}, false, [&](Pass pass) { seen = std::move(pass); }, copied);
   Probe probe(&recorder);
   for (bool goes_on = true; goes_on;) {
     goes_on = engine.step(probe);
@@ -35,9 +37,10 @@ void serve(const Checkpoint& checkpoint, const std::vector<Request>& requests,
 }
 
 std::vector<Pass> passes_of(const Checkpoint& checkpoint, const std::vector<Request>& requests,
-                            const EngineOptions& options) {
+                            const EngineOptions& options, const Recorder::Copied& copied) {
   std::vector<Pass> passes;
-  serve(checkpoint, requests, options, [&](Pass pass) { passes.push_back(std::move(pass)); });
+  serve(checkpoint, requests, options, copied,
+        [&](Pass pass) { passes.push_back(std::move(pass)); });
   return passes;
 }
 

@@ -14,12 +14,13 @@ namespace lockstep {
 Request some_request(const ModelConfig& config, int64_t tokens, int64_t max_new, int64_t seed);
 
 // Serves those requests with pages for all of them, and calls `visit` with each pass once it has
-// ended. Throws Error as the engine does.
+// ended. copied: as of a Recorder. Throws Error as the engine does.
 void serve(const Checkpoint& checkpoint, const std::vector<Request>& requests,
-           EngineOptions options, const std::function<void(Pass)>& visit);
+           EngineOptions options, const Recorder::Copied& copied,
+           const std::function<void(Pass)>& visit);
 // The passes, all kept.
 std::vector<Pass> passes_of(const Checkpoint& checkpoint, const std::vector<Request>& requests,
-                            const EngineOptions& options);
+                            const EngineOptions& options, const Recorder::Copied& copied);
 
 // The oracle and the models beside it of a checkpoint, which must outlive them, for the judges of
 // an engine's passes, one at a time. Throws Error when this build has no reference.

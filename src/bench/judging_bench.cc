@@ -59,7 +59,7 @@ JudgingTimes time_judging(const Checkpoint& checkpoint, Device device, int threa
   const JudgedModel model(checkpoint, options);
   JudgingTimes times{.tokens = kJudgedPrompt, .rows = kRows};
   const auto passes = [&](const std::vector<Request>& requests) {
-    return passes_of(checkpoint, requests, options);
+    return passes_of(checkpoint, requests, options, held_by(*model.oracle));
   };
   // The prompt and the warm-up do not count.
   time_passes(model, passes({some_request(config, kShortPrompt, kDecodePasses + 1, 0)}), 2,

@@ -66,7 +66,7 @@ class GrowthBench {
   Costs prompt(int64_t tokens) const {
     Costs costs;
     serve(checkpoint_, {some_request(checkpoint_.config(), tokens, 1, 0)}, options_,
-          [&](const Pass& pass) {
+          held_by(*model_.oracle), [&](const Pass& pass) {
             for (int i = 0; i < kAlike; ++i) {
               Judge judge = model_.judge(true);
               costs.judge(judge, pass);
@@ -83,7 +83,7 @@ class GrowthBench {
       list.push_back(some_request(checkpoint_.config(), context, kAlike + 1, i));
     Costs costs;
     Judge judge = model_.judge(true);
-    serve(checkpoint_, list, options_, [&](const Pass& pass) {
+    serve(checkpoint_, list, options_, held_by(*model_.oracle), [&](const Pass& pass) {
       const auto decodes = [&](const PassRow& row) { return row.row.position >= context; };
       if (std::ranges::none_of(pass.info.rows, decodes)) {
         judge.judge(pass);

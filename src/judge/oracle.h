@@ -153,10 +153,23 @@ class Oracle {
   // Elements from which on they are: the numbers of fewer are brought here sooner than the launches
   // that measure them are begun.
   virtual int64_t least_measured() const { return 0; }
+  // Copies what is on its device already of a tensor that it may be asked about: `there` holds the
+  // numbers of `here`, which `owner` points to and keeps as they are. Questions about those need
+  // not bring them there. It may leave it out.
+  virtual void hold(const TensorView& /*here*/, const std::shared_ptr<const void>& /*owner*/,
+                    const TensorView& /*there*/) {}
   // Bytes that a block of rows may take there, of about a dozen fp64 numbers an element; 0: it does
   // not matter.
   virtual int64_t block_bytes() const { return 0; }
 };
+
+// For a Recorder: has the oracle hold what is copied. Empty: of one that computes on the CPU.
+inline Recorder::Copied held_by(Oracle& oracle) {
+  if (!oracle.on_device()) return {};
+  return [&oracle](const Tensor& data, const TensorView& on_device) {
+    oracle.hold(data, {data.memory(), data.view().data}, on_device);
+  };
+}
 
 // A whole model that is not the engine. Runs the passes that it is told, teacher-forced, with its
 // own dense K/V per request, and shows every point to the probe.

@@ -325,9 +325,10 @@ struct Followers {
   bool found = false;  // a pass had a finding
 
   // beside: as LiveJudge::Options.
-  LiveJudge::Options options(bool beside) {
+  LiveJudge::Options options(bool beside, Oracle& oracle) {
     return {.digests = writer != nullptr,
             .beside = beside,
+            .copied = held_by(oracle),
             .keeps = [this](const auto& tensor, const auto& flags) { return keeps(tensor, flags); },
             .judged = [this](const Pass& so_far, const auto& flags) { explain(so_far, flags); },
             .ended = [this](Pass pass, const auto& flags) { end_pass(pass, flags); }};
@@ -387,7 +388,7 @@ Result judge_run(const JudgedRun& run) {
   // other.
   const bool several = options.device != Device::cpu || judging.threads != 1;
   const bool beside = several && seeded.clean && !run.before && !run.ranks;
-  LiveJudge live(judge, followers.options(beside));
+  LiveJudge live(judge, followers.options(beside, *oracle));
   Only needed(live, wanted_to_judge(manifest.graph, judging));
   Auditor auditor(run.engine.page_size);
   Tee audited(needed, auditor);

@@ -9,7 +9,8 @@ namespace lockstep {
 LiveJudge::LiveJudge(Judge& judge, Options options)
     : judge_(judge),
       options_(std::move(options)),
-      recorder_({}, options_.digests, [this](Pass pass) { take(std::move(pass)); }),
+      recorder_(
+          {}, options_.digests, [this](Pass pass) { take(std::move(pass)); }, options_.copied),
       thread_(options_.beside ? std::make_unique<Background>() : nullptr) {}
 
 void LiveJudge::begin(const PassInfo& pass) {

@@ -22,6 +22,8 @@ class LiveJudge final : public Sink {
     // engine waits. A pass has been judged when it ends. What a call here throws may be of the
     // layer before.
     bool beside = false;
+    // The same as of a Recorder; may be empty.
+    Recorder::Copied copied;
     // By that thread, but for the last one: tensors whose data stays until the pass has ended,
     // given what of it is a finding so far, its own place included. Empty: none.
     std::function<bool(const RecordedTensor& tensor, const std::vector<NodeId>& flags)> keeps;

@@ -96,6 +96,32 @@ TEST(Recorder, ATensorWithoutAWantedRowIsNotKept) {
   EXPECT_TRUE(pass.logits.empty());
 }
 
+// Who keeps what a device has must be told of whole tensors alone, with the copy's own numbers.
+TEST(Recorder, TellsWhatADeviceHasOfWholeTensors) {
+  const auto told = [](const Selection& selection) {
+    Pass pass;
+    std::vector<std::pair<const void*, const void*>> all;
+    Recorder recorder(
+        selection, false, [&](Pass finished) { pass = std::move(finished); },
+        [&](const Tensor& data, const TensorView& on_device) {
+          all.emplace_back(data.view().data, on_device.data);
+        });
+    const Tensor q = counting({3, 2, 2}), k = counting({3, 1, 2});
+    recorder.begin(kPass);
+    recorder.record({&point("attn.q"), 0, kRows, q, {}, /*on_device=*/q});
+    recorder.record({&point("attn.k"), 0, kRows, k});
+    recorder.end();
+    EXPECT_EQ(pass.tensors.size(), 2u);
+    for (const auto& [data, on_device] : all) {
+      EXPECT_EQ(data, pass.tensors[0].data.view().data);
+      EXPECT_EQ(on_device, q.view().data);
+    }
+    return all.size();
+  };
+  EXPECT_EQ(told({}), 1u);
+  EXPECT_EQ(told(Selection("", "", "", "0")), 0u);  // some rows of them
+}
+
 TEST(Recorder, RefusesRowsThatDoNotFit) {
   Recorder recorder({}, true, [](Pass) {});
   recorder.begin(kPass);
