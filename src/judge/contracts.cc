@@ -92,9 +92,12 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   fits.fitting.resize(candidates.size());
   fits.misfit.resize(candidates.size());
   of.out.resize(candidates.size());
+  of.unstored.resize(candidates.size());
   ++fits.nodes;
-  for (size_t c = 0; c < outcomes.size(); ++c)
+  for (size_t c = 0; c < outcomes.size(); ++c) {
     if (may_round_so(outcomes[c])) ++fits.fitting[c];
+    of.unstored[c] = of.unstored[c] || outcomes[c].reads_unstored;
+  }
   of.put_out();
 }
 
@@ -175,6 +178,9 @@ void Contracts::OfPoint::decide() {
   auto best = point->is_of_shares() ? std::ranges::find_if(votes, most) : votes.end();
   if (best == votes.end()) best = std::ranges::max_element(votes);
   chosen = best - votes.begin();
+  if (!unstored[chosen]) return;
+  for (size_t c = allowed; c-- > 0;)
+    if (!unstored[c] && most(votes[c])) chosen = c;
 }
 
 // In the order of the table, so that attn.partial comes before those that it bounds.
@@ -186,8 +192,8 @@ void Contracts::decide() {
 }
 
 // A layer that the chosen one does not fit, and another does, is judged by that one, and reported
-// (inconsistent_layers). Not one of shares: what it fits is wide enough for most wrong numbers, and
-// they say more.
+// (inconsistent_layers). Not one of shares, nor by one that reads what was not stored where the
+// others do not: what it fits is wide enough for most wrong numbers, and they say more.
 size_t Contracts::chosen(const Place& place) const {
   const auto of = points_.find(place.point->order());
   if (of == points_.end()) return 0;
@@ -197,7 +203,7 @@ size_t Contracts::chosen(const Place& place) const {
   const Fits& fits = found->second;
   if (fits.fits(point.chosen) || place.point->is_of_shares()) return point.chosen;
   for (size_t c = 0; c < point.allowed; ++c)
-    if (fits.fits(c)) return c;
+    if (fits.fits(c) && (point.unstored[point.chosen] || !point.unstored[c])) return c;
   return point.chosen;
 }
 

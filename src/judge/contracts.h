@@ -72,6 +72,10 @@ bool may_round_so(const NodeOutcome& outcome);
 // taken. A place that fits another contract than its point is inconsistent: one kernel rounds in
 // one way.
 //
+// A norm's contract that reads a sum unrounded, of which the trace has what was stored alone, has
+// room for what a rounding changed, and so for a wrong layer. One that reads what was stored has no
+// such room, and no kernel fits it in most layers by chance: where one does, it is that of all.
+//
 // Shares of attention are fp32 in runs of 16 bits too, so that nothing hides how their kernel
 // rounds on the way, and two rules keep the wider contract from excusing a wrong layer. The
 // strictest that fits most layers is that of all of them. And where attn.partial shows how its
@@ -124,7 +128,8 @@ class Contracts {
     const Point* point = nullptr;
     std::vector<RoundingContract> candidates;
     std::map<int, Fits> by_layer;
-    std::vector<bool> out;  // by candidate
+    std::vector<bool> out;       // by candidate
+    std::vector<bool> unstored;  // the same: a node has NodeOutcome::reads_unstored
     size_t chosen = 0;
     size_t allowed = 0;  // that it may be, the strictest ones; all until it is decided
 

@@ -1,16 +1,15 @@
-// The end of a judgement: what no single node shows, contracts, tokens, and what is said.
+// The end of a judgement: contracts, tokens, and what is said. judge_pools.cc asks what no single
+// node shows.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <set>
 
 #include "src/judge/judge_state.h"
 #include "src/judge/own_engine.h"
 #include "src/judge/story.h"
-#include "src/stats/mutant.h"
 #include "traces/manifest.h"
 
 namespace lockstep {
@@ -50,12 +49,6 @@ void note_zeros(const Graph& graph, Ledger& ledger) {
   }
 }
 
-// How often the last rounding of a merge turns is not known so well where its shares nearly cancel,
-// of many nodes no better than of one.
-void leave_out_misrounds(std::vector<Statistic>& statistics) {
-  std::erase_if(statistics, [](const Statistic& s) { return s.kind == StatisticKind::misrounds; });
-}
-
 }  // namespace
 
 // Tokens that differ where no op is at fault. With an op at fault they follow from it; and where
@@ -87,104 +80,6 @@ void Judge::State::judge_choices() {
          .rule = "no op is over its budget, but " + statistic.slice});
     return;
   }
-}
-
-// Judges the nodes of a place together, for what no single node shows. Not where some have errors
-// that others brought: together these would be an error of the place itself.
-void Judge::State::judge_pool(size_t index) {
-  const Place& place = ledger.places()[index];
-  const double scale = options.limit_scale;
-  const std::vector<RoundingContract> candidates = op_judge.candidates(place);
-  const RoundingContract contract =
-      candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
-  const PlacePool* pool = op_judge.pooled(place, contract);
-  if (!pool || is_mutant(Mutant::no_pooling) || excused.contains(static_cast<int>(index))) return;
-  std::vector<Statistic> statistics = op_judge.pooled_statistics(place, contract);
-  if (of_shares.contains(static_cast<int>(index))) leave_out_misrounds(statistics);
-  for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
-  for (const Statistic& statistic : statistics) {
-    if (statistic.passes(scale)) continue;
-    ledger.regrade_all(index, {.verdict = Verdict::introduced,
-                               .statistic = statistic.kind,
-                               .value = statistic.value,
-                               .limit = statistic.limit * scale,
-                               .budgets = statistic.value / statistic.limit,
-                               .rule = "all passes together: " + statistic.slice});
-    return;
-  }
-  // Beside a finding it would stand as if it were another one.
-  if (ledger.any_finding_at(static_cast<int64_t>(index))) return;
-  const Moments& sum = pool->sum();
-  if (contract == RoundingContract::fused && manifest.dtype != DType::f32 &&
-      !within(std::fabs(sum.offset_deviations()), kGainDeviations))
-    ledger.note(
-        fmt::format("{} is on average {:.3g} standard deviations of its {} elements too {} "
-                    "(T6), as by truncation; no limit minds",
-                    text_of(place), std::fabs(sum.offset_deviations()), sum.elements,
-                    sum.offset > 0 ? "large" : "small"));
-}
-
-// Judges all places of a point together that are under one contract, whatever the layer. None of
-// them shows alone what all of them do, so the first is named, unless only some have a gain that
-// they had too few rows to be asked for.
-void Judge::State::judge_point(const Point& point) {
-  if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
-  const DType dtype = op_judge.dtype_at({&point, -1});
-  std::map<RoundingContract, std::vector<std::pair<size_t, const Moments*>>> sums;  // by place
-  for (size_t i = 0; i < ledger.places().size(); ++i) {
-    const Place& place = ledger.places()[i];
-    if (!(*place.point == point) || excused.contains(static_cast<int>(i))) continue;
-    const std::vector<RoundingContract> candidates = op_judge.candidates(place);
-    const RoundingContract contract =
-        candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
-    const PlacePool* pool = op_judge.pooled(place, contract);
-    if (pool) sums[contract].emplace_back(i, &pool->sum());
-  }
-  for (const auto& [contract, of_places] : sums) {
-    Moments all, others;
-    std::vector<size_t> gaining;
-    for (const auto& [place, sum] : of_places) {
-      all.add(*sum);
-      if (sum->has_gain(dtype))
-        gaining.push_back(place);
-      else
-        others.add(*sum);
-    }
-    std::vector<Statistic> statistics = all.statistics(dtype, kPooledFalseAlarm);
-    tighten(statistics, options.limits.of(point.op, manifest.dtype));
-    drop_missing(statistics);
-    if (std::ranges::any_of(of_places, [this](const auto& of) {
-          return of_shares.contains(static_cast<int>(of.first));
-        }))
-      leave_out_misrounds(statistics);
-    if (others.has_gain(dtype)) gaining.clear();
-    const char* which =
-        gaining.size() < of_places.size() ? ", and only those named here show it" : "";
-    if (blame(statistics, of_places.front().first, gaining, which)) return;
-  }
-}
-
-// Enters the first of the statistics of all layers that is over its limit as a finding: a gain of
-// the places that have it, where it is told which do, else of the first place. Returns whether
-// there is one. which: what is said of those places.
-bool Judge::State::blame(const std::vector<Statistic>& statistics, size_t first,
-                         const std::vector<size_t>& gaining, const char* which) {
-  const double scale = options.limit_scale;
-  for (const Statistic& statistic : statistics) {
-    ledger.limit_ratio(statistic.limit_ratio());
-    if (statistic.passes(scale)) continue;
-    const bool of_some = statistic.kind == StatisticKind::gain && !gaining.empty();
-    for (const size_t place : of_some ? gaining : std::vector{first})
-      ledger.regrade_all(place, {.verdict = Verdict::introduced,
-                                 .statistic = statistic.kind,
-                                 .value = statistic.value,
-                                 .limit = statistic.limit * scale,
-                                 .budgets = statistic.value / statistic.limit,
-                                 .rule = fmt::format("all layers and passes together: {}{}",
-                                                     statistic.slice, of_some ? which : "")});
-    return true;
-  }
-  return false;
 }
 
 void Judge::State::judge_contracts() {

@@ -17,14 +17,15 @@ struct NodeOutcome {
   int32_t pass = 0;
   int32_t request = 0;
   Verdict verdict = Verdict::bitwise;
-  bool tried = true;       // false: under this contract the node was not judged, what it holds is
-                           // that of one which it fits
-  Finding finding;         // when is_finding(); place, pass and request are filled in here
-  double t1 = 0, t2 = 0;   // in units of their limits
-  bool has_t2 = false;     // it was made, of enough elements
-  double of_row = 0;       // of the element that t1 is of, as in Finding
-  double limit_ratio = 0;  // the largest statistic, in units of its limit
-  int32_t position = 0;    // of the worst element's row
+  bool tried = true;  // false: under this contract the node was not judged, what it holds is
+                      // that of one which it fits
+  Finding finding;    // when is_finding(); place, pass and request are filled in here
+  bool reads_unstored = false;  // its contract reads a sum that the trace has only rounded
+  double t1 = 0, t2 = 0;        // in units of their limits
+  bool has_t2 = false;          // it was made, of enough elements
+  double of_row = 0;            // of the element that t1 is of, as in Finding
+  double limit_ratio = 0;       // the largest statistic, in units of its limit
+  int32_t position = 0;         // of the worst element's row
   ErrorSums sums;
   int ancestor = -1;       // of a propagated or confounded node: its finding; -1: an overflow
   bool overflows = false;  // nonfinite as the exact result is too, which is no finding

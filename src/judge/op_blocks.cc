@@ -123,6 +123,8 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
         "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
+  if (reads_unrounded(call, question.read) && block.dtype != DType::f32)
+    add_scales(question, block, group);
   if (group.pool) pools_.wait();
   measure_block(block, group, rows_);
   return true;
@@ -146,6 +148,37 @@ OpJudge::Block OpJudge::block_of(const Question& question, size_t first, const E
           .gain = exact.measured ? gain_of(place.point->op, exact) : 0};
 }
 
+bool OpJudge::reads_unrounded(const OracleCall& call, const std::vector<Place>& read) const {
+  if (!is_of_sum(call.contract) || read.size() != 1) return false;
+  const HiddenTensor* hidden = hidden_.find(read[0]);
+  return !hidden || hidden->deviation.data.view().empty();
+}
+
+// The chain of Hugging Face shows a row before it is weighed.
+void OpJudge::add_scales(const Question& question, const Block& block, Group& group) {
+  OracleCall call = question.call;
+  call.contract = RoundingContract::hf;
+  const Exact chain = oracle_.evaluate(call);
+  const size_t size = block.got.row_size();
+  if (chain.steps.size() != 1 || chain.steps[0].slope.size() != size * block.rows.size()) return;
+  const double gain = gain_of(block.place.point->op, chain);
+  std::vector<double> of_got, of_stored;
+  for (size_t i = 0; i < block.rows.size(); ++i) {
+    const auto of_row = [&](const Numbers& all) { return std::span(all).subspan(i * size, size); };
+    const NormedRow row = {
+        .got = row_of(block.got, static_cast<int64_t>(i), of_got),
+        .normed = of_row(chain.steps[0].value),
+        .weight = of_row(chain.steps[0].slope),
+        .stored = row_of(call.inputs[0], static_cast<int64_t>(i), of_stored),
+        .dtype = block.dtype,
+        .stored_dtype = dtype_at(question.read[0]),
+        .rounds_inside = block.exact.contract == RoundingContract::hf_unrounded_sum,
+        .gain = gain};
+    group.members[group.owner[block.first + i]].scales.add(row);
+    if (group.scales) group.scales->add(row);
+  }
+}
+
 Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read, const Group& group,
                          const Exact& exact) {
   if (!group.blurred) return {};
@@ -160,9 +193,8 @@ Numbers OpJudge::carried(const OracleCall& call, const std::vector<Place>& read,
   for (const SelectedRows& rows : samples) errors.samples.push_back(rows.view());
   group.derived.put_into(errors);
   Tensor rounding, drawn;
-  // The contract reads the sum as it was before it was rounded, and the trace has it rounded alone:
-  // what the rounding changed is an error of the input then.
-  if (is_of_sum(call.contract) && read.size() == 1 && errors.deviations[0].empty()) {
+  // The rounding changed the sum, which is an error of the input then.
+  if (reads_unrounded(call, read)) {
     const TensorView sum = call.inputs[0];
     rounding = deviation_of_rounding(sum, dtype_at(read[0]));
     errors.deviations[0] = rounding;

@@ -51,11 +51,19 @@ const PlacePool* OpJudge::pooled(const Place& place, RoundingContract contract) 
   return pool == pools_.all().end() ? nullptr : &pool->second;
 }
 
+ScaleSums OpJudge::scales(const Place& place, RoundingContract contract) const {
+  const auto found = scales_.find({key_of(place), contract});
+  return found == scales_.end() ? ScaleSums{} : found->second.sums();
+}
+
 std::vector<Statistic> OpJudge::pooled_statistics(const Place& place,
                                                   RoundingContract contract) const {
   const PlacePool* pool = pooled(place, contract);
-  if (!pool) return {};
-  std::vector<Statistic> statistics = pool->statistics(dtype_at(place));
+  std::vector<Statistic> statistics;
+  if (pool) statistics = pool->statistics(dtype_at(place));
+  if (const ScaleSums sums = scales(place, contract); sums.rows > 0)
+    statistics.push_back(sums.statistic(kPooledFalseAlarm));
+  drop_missing(statistics);
   if (contract == RoundingContract::fused)
     tighten(statistics, options_.limits.of(place.point->op, dtype_at(place)));
   return statistics;
@@ -348,11 +356,11 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
   const bool pools =
       stricter_of(first) == first && !group.blurred && !group.exact_angles && !group.merged;
   group.pool = pools ? &pools_[{key_of(place), contract}] : nullptr;
-  for (Group::Member& member : group.members) {
-    member.meter.emplace(meter_of(place, group, *member.node, group.pool, ProfiledRows::wrong));
-    member.measure.reset();
-  }
-  if (!measure_under(contract, place, inputs, pass, group)) {
+  begin_measures(place, group, group.pool, ProfiledRows::wrong);
+  if (group.blurred && is_of_sum(contract)) group.scales = &scales_[{key_of(place), contract}];
+  const bool measured = measure_under(contract, place, inputs, pass, group);
+  group.scales = nullptr;
+  if (!measured) {
     group.answered = true;
     return;
   }
@@ -360,11 +368,28 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
     group.members[i].outcomes->push_back(outcome_of_member(contract, place, group, i));
 }
 
+void OpJudge::begin_measures(const Place& place, Group& group, PlacePool* pool,
+                             ProfiledRows profiled) const {
+  for (Group::Member& member : group.members) {
+    member.meter.emplace(meter_of(place, group, *member.node, pool, profiled));
+    member.measure.reset();
+    member.scales = {};
+  }
+}
+
+Measure OpJudge::Group::Member::measured() const {
+  Measure made = measure ? *measure : meter->finish();
+  for (Statistic& statistic : scales.statistics(kFalseAlarm))
+    made.statistics.push_back(std::move(statistic));
+  drop_missing(made.statistics);
+  return made;
+}
+
 NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& place,
                                        const Group& group, size_t i) {
   const OpKind op = place.point->op;
   const Group::Member& member = group.members[i];
-  Measure measure = member.measure ? *member.measure : member.meter->finish();
+  Measure measure = member.measured();
   // Limits are learnt, and lowered, where one rounding is all there is: other contracts and hidden
   // inputs have budgets of another make.
   if (contract == RoundingContract::fused && !group.blurred && !group.merged) {
@@ -374,6 +399,7 @@ NodeOutcome OpJudge::outcome_of_member(RoundingContract contract, const Place& p
   }
   NodeOutcome outcome =
       outcome_of(std::move(measure), without_rows(group.tensor->shape), options_.limit_scale);
+  outcome.reads_unstored = group.blurred && !group.blurred_inputs;
   const std::optional<Order> order = member.orders.of_all();
   if (outcome.verdict == Verdict::introduced && order)
     outcome.finding.rule += fmt::format("{}the same numbers in another order: {}",
@@ -407,11 +433,10 @@ void OpJudge::try_others(const Place& place, const std::vector<Place>& inputs,
   for (const size_t i : wrong) others.odd += is_of_one_element(group, i);
   for (OtherContracts::Other& other : others.others) {
     blur(other.contract, inputs, group);
-    for (Group::Member& member : group.members)
-      member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::none));
+    begin_measures(place, group, nullptr, ProfiledRows::none);
     if (!measure_under(other.contract, place, inputs, pass, group)) return;
     for (const size_t i : wrong)
-      if (!outcome_of(group.members[i].meter->finish(), without_rows(group.tensor->shape),
+      if (!outcome_of(group.members[i].measured(), without_rows(group.tensor->shape),
                       options_.limit_scale)
                .is_finding())
         ++other.fits;
@@ -431,8 +456,7 @@ void OpJudge::show_diffuse(const Place& place, const std::vector<Place>& inputs,
   // The first measurement kept the errors of wrong elements alone; here no element is wrong, and
   // all of them are kept.
   blur(candidates(place).front(), inputs, group);
-  for (Group::Member& member : group.members)
-    member.meter.emplace(meter_of(place, group, *member.node, nullptr, ProfiledRows::all));
+  begin_measures(place, group, nullptr, ProfiledRows::all);
   if (!measure_under(candidates(place).front(), place, inputs, pass, group)) return;
   for (Group::Member& member : group.members)
     if (diffuse(member)) member.outcomes->front().errors = member.meter->finish().errors;

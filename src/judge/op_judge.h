@@ -36,6 +36,7 @@
 #include "src/judge/pass_view.h"
 #include "src/judge/place_pools.h"
 #include "src/judge/shares.h"
+#include "src/stats/row_scales.h"
 #include "src/stats/statistics.h"
 
 namespace lockstep {
@@ -149,7 +150,9 @@ class OpJudge {
   // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
   // request. Null when there are none, or some are wrong by the shares that they were merged of.
   const PlacePool* pooled(const Place& place, RoundingContract contract) const;
-  // The statistics of those rows, with their limits.
+  // The same of the scales of rows whose norm may have read a sum before it was stored; else none.
+  ScaleSums scales(const Place& place, RoundingContract contract) const;
+  // The statistics of all those rows, with their limits.
   std::vector<Statistic> pooled_statistics(const Place& place, RoundingContract contract) const;
   // After the last pass: of each point that was tried under several contracts, which one counts.
   void decide_contracts(const std::vector<Place>& places);
@@ -219,6 +222,9 @@ class OpJudge {
   std::unique_ptr<Asked> or_asked_before(std::unique_ptr<Asked> asked);
   bool judge_block(const Question& question, size_t first, const Exact& exact,
                    const JudgedPass& pass, Group& group);
+  // Whether the op reads a sum before it was rounded, of which the trace has what was stored alone.
+  bool reads_unrounded(const OracleCall& call, const std::vector<Place>& read) const;
+  void add_scales(const Question& question, const Block& block, Group& group);
   // The places whose tensors the oracle is given.
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,
                              const Group& group) const;
@@ -238,6 +244,8 @@ class OpJudge {
   // measured: room that is used again. It has all rows afterwards where the block has at most
   // kAtATime elements or the oracle measured it, else the last ones.
   void measure_block(const Block& block, Group& group, std::vector<Meter::Row>& measured) const;
+  void begin_measures(const Place& place, Group& group, PlacePool* pool,
+                      ProfiledRows profiled) const;
   NodeOutcome outcome_of_member(RoundingContract contract, const Place& place, const Group& group,
                                 size_t member);
   static bool is_of_one_element(const Group& group, size_t member);  // of many: its finding
@@ -272,6 +280,7 @@ class OpJudge {
   std::map<int, Width> widened_by_;    // by order of the point
   std::map<OpKind, Reached> reached_;  // by single nodes
   PlacePools pools_;
+  std::map<std::pair<Key, RoundingContract>, RowScales> scales_;
   std::set<Key>
       wrong_by_shares_;  // attentions whose pools have rows that are wrong by their shares
   std::map<Key, OtherContracts> others_;

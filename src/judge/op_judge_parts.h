@@ -30,15 +30,19 @@ inline Shape without_rows(const Shape& shape) { return Shape(shape.extents().sub
 struct OpJudge::Group {
   struct Member {
     Member(const NodeRows* node_, NodeOutcomes* outcomes_) : node(node_), outcomes(outcomes_) {}
+    // Its numbers under the contract that was tried last.
+    Measure measured() const;
     const NodeRows* node;
     NodeOutcomes* outcomes;
     std::optional<Meter> meter;      // of the contract that is being tried
     std::optional<Measure> measure;  // what that came to, where it was asked beforehand
+    RowScales scales;                // of the same contract
     ErrorSums sums;
     RowOrders orders;  // of its wrong rows, under whatever contract
   };
   std::vector<Member> members;
   PlacePool* pool = nullptr;     // of the contract that is being tried; null: none takes its rows
+  RowScales* scales = nullptr;   // the same, where its norm reads a sum that is known as stored
   std::vector<Row> rows;         // of all members
   std::vector<int32_t> tokens;   // fed at the rows
   std::vector<int64_t> lengths;  // of the rows' requests, after the pass

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/judge/judge.h"
 #include "tests/judge/fake_model.h"
@@ -62,6 +63,24 @@ TEST(Chosen, IsWhatMostPlacesFit) {
   EXPECT_EQ(contracts.chosen({&kPoint, 2}), 0u);
   ASSERT_EQ(contracts.inconsistent_layers().size(), 1u);
   EXPECT_EQ(contracts.inconsistent_layers()[0].first.layer, 2);
+}
+
+TEST(Chosen, ReadsWhatWasStoredWhereThatFitsMostLayers) {
+  constexpr RoundingContract kOfNorm[] = {hf, hf_unrounded_sum};
+  const Point& norm = point("mlp.norm");
+  const auto chosen_of = [&](int fit, bool unstored) {
+    Contracts contracts({});
+    for (int layer = 0; layer < 5; ++layer) {
+      std::vector<NodeOutcome> both = outcomes(layer < fit, true);
+      both[1].reads_unstored = unstored;
+      contracts.add({&norm, layer}, kOfNorm, both);
+    }
+    contracts.decide();
+    return std::pair(contracts.of(norm), contracts.chosen({&norm, 4}));
+  };
+  EXPECT_EQ(chosen_of(4, true), std::pair(hf, size_t{0})) << "layer 4 stays wrong";
+  EXPECT_EQ(chosen_of(2, true), std::pair(hf_unrounded_sum, size_t{1}));
+  EXPECT_EQ(chosen_of(4, false), std::pair(hf_unrounded_sum, size_t{1}));
 }
 
 TEST(Chosen, AmongThoseThatFitEquallyIsTheStrictest) {
@@ -269,9 +288,9 @@ TEST(Out, IsTriedOnWhereItAloneFits) {
   EXPECT_EQ(contracts.chosen({&kPoint, 3}), 0u);
 }
 
-Result judged(FakeRun run) {
+Result judged(const FakeRun& run, JudgeOptions options = {}) {
   FakeOracle oracle;
-  Judge judge(run.manifest, oracle, nullptr, nullptr, {});
+  Judge judge(run.manifest, oracle, nullptr, nullptr, std::move(options));
   for (const Pass& pass : run.passes) judge.judge(pass);
   return judge.finish(run.requests, true);
 }
@@ -382,6 +401,39 @@ TEST(Undeclared, ANormOfTheUnroundedSumIsFound) {
   EXPECT_EQ(result.scope.contracts.at("mlp.norm"), "unrounded_sum");
   run.manifest.contracts = {{"mlp.norm", fused}};
   EXPECT_EQ(judged(run).verdict, RunVerdict::diverged);
+}
+
+// The same of a trace that has the sums as they were stored, and not what they are of. Each element
+// may then be off by a rounding of its sum, and a row may not.
+TEST(Undeclared, ANormOfAnUnknownSumHoldsTheScaleOfItsRows) {
+  const auto is_norm = [](const Place& p) { return p.point->name == "mlp.norm"; };
+  const auto has = [](const Place& p) { return p.point->name != "attn.o"; };
+  const auto result_of = [&](double scale, int layer, RoundingContract contract) {
+    FakeModel model(
+        DType::bf16,
+        [&](const Place& p, const PassInfo&, std::vector<double>& v) {
+          if (!is_norm(p) || (layer >= 0 && p.layer != layer)) return;
+          for (double& x : v) x *= scale;
+        },
+        [&](const Place& p) { return is_norm(p) ? contract : fused; });
+    FakeRun run = fake_run(model, DType::bf16, 2, {64, 40});
+    run.manifest.contracts.erase("mlp.norm");
+    for (Pass& pass : run.passes)
+      std::erase_if(pass.tensors, [&](const RecordedTensor& t) {
+        return !has({t.point, t.layer});
+      });
+    return judged(run, {.recorded = has});
+  };
+  EXPECT_EQ(result_of(1, -1, unrounded_sum).verdict, RunVerdict::clean);
+  EXPECT_EQ(result_of(1, -1, fused).verdict, RunVerdict::clean);
+  for (const int layer : {-1, 0, 1}) {
+    const Result wrong = result_of(0.998, layer, unrounded_sum);
+    ASSERT_TRUE(wrong.first) << wrong.story;
+    EXPECT_EQ(text_of(wrong.first->node.place),
+              "layer " + std::to_string(std::max(0, layer)) + " mlp.norm")
+        << wrong.story;
+    EXPECT_EQ(wrong.first->statistic, StatisticKind::gain) << wrong.story;
+  }
 }
 
 }  // namespace

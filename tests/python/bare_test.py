@@ -2,6 +2,7 @@
 
 python bare_test.py LOCKSTEP. The program is the one of traces/README.md.
 """
+import functools
 import subprocess
 import textwrap
 
@@ -182,6 +183,53 @@ for i, layer in enumerate(model.model.layers):
         self.assertEqual(status, 1, screen)
         self.assertIn("layer 2 mlp.norm", screen)
         self.assertIn(UNSEALED, screen)
+
+    def judged_by_sums(self, eps, fused, layers=(2,)):
+        """Of a trace that has the sums that norms read and not what these are of. fused: the norm
+        reads its sum in fp32, before it is stored."""
+        model, seen = support.load(QWEN3), {}
+        tokens = support.tokens(40, 1, model.config.vocab_size)
+
+        def see(place, numbers):
+            seen[place] = numbers[0].float().numpy()
+
+        def norm(i, module, x):
+            see(f"layer{i:06}/attn.residual", x)
+            values = sum(terms[-2:]) if fused else x.float()
+            values *= torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+            made = (values * module.weight.float()).to(x.dtype)
+            see(f"layer{i:06}/mlp.norm", made)
+            return made
+
+        terms = []
+        for i, layer in enumerate(model.model.layers):
+            module = layer.post_attention_layernorm
+            module.forward = functools.partial(norm, i, module)
+            if i in layers:
+                module.variance_epsilon = eps
+            layer.register_forward_pre_hook(lambda _m, x: terms.append(x[0].float()))
+            layer.self_attn.register_forward_hook(
+                lambda _m, _x, out: terms.append(out[0].float()))
+        with torch.no_grad():
+            see("model/logits", model(tokens).logits)
+        seen["model/token"] = seen["model/logits"].argmax(-1)
+        with h5py.File(self.path, "w") as file:
+            file.attrs["dtype"] = "bf16"
+            file["passes/token"], file["passes/position"] = tokens[0].numpy(), range(40)
+            for place, numbers in seen.items():
+                file[f"tensors/pass000000/{place}"] = numbers
+        return lockstep.judge(self.path, QWEN3)
+
+    def test_an_eps_is_seen_though_nothing_says_what_its_norm_read(self):
+        for fused in (False, True):
+            self.assertTrue(self.judged_by_sums(1e-6, fused))
+        # A layer that reads what was stored is outvoted by the others, at any eps that shows. Of
+        # one that reads the sum, or of all, there is the scale of the rows alone.
+        for eps, fused in ((1e-4, False), (1e-2, True)):
+            verdict = self.judged_by_sums(eps, fused)
+            self.assertFalse(verdict, (eps, fused))
+            self.assertEqual((verdict.first.layer, verdict.first.point), (2, "mlp.norm"), verdict)
+        self.assertFalse(self.judged_by_sums(1e-2, False, range(6)))
 
     def test_it_is_inspected(self):
         self.write()

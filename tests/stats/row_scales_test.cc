@@ -1,0 +1,171 @@
+#include "src/stats/row_scales.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+// A residual stream and a norm after it, whose kernel reads the sum before it is rounded.
+struct Engine {
+  size_t width = 256;
+  DType dtype = DType::bf16;
+  bool rounds_inside = false;
+  double weight = 0;   // of all elements; 0: each has one of its own
+  double outlier = 0;  // of the stream, in three dims
+  double drift = 1;    // what a row differs from the last by, in units of the stream
+  double size = 1;
+  double eps = 1e-6, wrong_eps = 1e-6;
+  double scale = 0;         // of every row, whose eps makes it so; 0: as its eps says
+  double of_branch = 0.25;  // how large what is added to the stream is
+};
+
+double as_f32(double x) { return static_cast<float>(x); }
+
+class Stream {
+ public:
+  explicit Stream(const Engine& engine, unsigned seed)
+      : engine_(engine), random_(seed), stream_(engine.width), branch_(engine.width) {
+    for (size_t i = 0; i < engine.width; ++i)
+      weight_.push_back(engine.weight > 0 ? engine.weight
+                                          : stored(0.5 + std::fabs(normal_(random_))));
+  }
+
+  void add_row(RowScales& scales) {
+    const size_t n = engine_.width;
+    std::vector<double> sum(n), x(n), normed(n), got(n);
+    double squares = 0, known = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const double more = i % 97 == 5 ? engine_.outlier : 0;
+      stream_[i] = next(stream_[i], engine_.size, more);
+      branch_[i] = next(branch_[i], engine_.size * engine_.of_branch, 0);
+      sum[i] = as_f32(stored(stream_[i]) + stored(branch_[i]));
+      x[i] = stored(sum[i]);
+      squares += sum[i] * sum[i], known += x[i] * x[i];
+    }
+    const double of = 1 / static_cast<double>(n);
+    if (engine_.scale > 0)
+      engine_.eps = engine_.wrong_eps = 1 / (engine_.scale * engine_.scale) - squares * of;
+    const double scale = 1 / std::sqrt(squares * of + engine_.wrong_eps);
+    const double exact = 1 / std::sqrt(known * of + engine_.eps);
+    for (size_t i = 0; i < n; ++i) {
+      normed[i] = x[i] * exact;
+      const double made = as_f32(sum[i] * scale);
+      got[i] = stored((engine_.rounds_inside ? stored(made) : made) * weight_[i]);
+    }
+    scales.add({.got = got,
+                .normed = normed,
+                .weight = weight_,
+                .stored = x,
+                .dtype = engine_.dtype,
+                .stored_dtype = engine_.dtype,
+                .rounds_inside = engine_.rounds_inside,
+                .gain = 0x1p-21});
+  }
+
+  // The statistic of so many rows, in units of its limit.
+  static double of_rows(const Engine& engine, int rows, unsigned seed, double tail = 1e-9) {
+    Stream stream(engine, seed);
+    RowScales scales;
+    for (int i = 0; i < rows; ++i) stream.add_row(scales);
+    const std::vector<Statistic> statistics = scales.statistics(tail);
+    EXPECT_EQ(statistics.size(), 1);
+    return statistics.at(0).value;
+  }
+
+ private:
+  double stored(double x) const { return round_to(x, engine_.dtype); }
+  double next(double before, double size, double more) {
+    const double fresh = size * (normal_(random_) + more);
+    const double keeps = std::sqrt(1 - engine_.drift * engine_.drift);
+    return before == 0 ? fresh : keeps * before + engine_.drift * fresh;
+  }
+
+  Engine engine_;
+  std::mt19937 random_;
+  std::normal_distribution<double> normal_;
+  std::vector<double> stream_, branch_, weight_;
+};
+
+std::vector<Engine> right_engines() {
+  std::vector<Engine> engines;
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const bool rounds_inside : {false, true})
+      for (const double outlier : {0.0, 30.0, 1000.0})
+        for (const double drift : {1.0, 1e-3})
+          for (const double weight : {0.0, 1.0, 1 + 0x1p-7, 1.5})
+            engines.push_back({.dtype = dtype,
+                               .rounds_inside = rounds_inside,
+                               .weight = weight,
+                               .outlier = outlier,
+                               .drift = drift});
+  return engines;
+}
+
+TEST(RowScales, OfRightEnginesAreWithinTheLimit) {
+  unsigned seed = 0;
+  for (const Engine& engine : right_engines())
+    for (const int rows : {1, 1, 1, 128})
+      EXPECT_LE(Stream::of_rows(engine, rows, ++seed), 1)
+          << name_of(engine.dtype) << " " << engine.rounds_inside << " " << engine.outlier << " "
+          << engine.drift << " " << engine.weight << " " << rows;
+}
+
+// The limit is one of a probability: at a large one few engines are over it.
+TEST(RowScales, AreOverTheLimitAsSeldomAsItSays) {
+  int over = 0;
+  constexpr int kTried = 1000;
+  for (unsigned seed = 1; seed <= kTried; ++seed)
+    over += Stream::of_rows({.width = 128}, 1 + static_cast<int>(seed % 8), seed, 0.05) > 1;
+  EXPECT_LE(over, kTried / 20);
+  EXPECT_GT(over, 0) << "no limit holds what never comes near it";
+}
+
+// Rows are scaled by little more than a power of two, and many sums lie half way between two
+// numbers: all of those go one way.
+TEST(RowScales, AllowWhatALatticeThatIsNotTurnedMakes) {
+  unsigned seed = 0;
+  for (const bool rounds_inside : {false, true})
+    for (const double more : {-0x1p-10, -0x1p-12, 0x1p-13, 0x1p-12, 0x1p-11, 0x1p-10, 0x1p-9})
+      EXPECT_LE(Stream::of_rows({.width = 4096,
+                                 .rounds_inside = rounds_inside,
+                                 .weight = 1,
+                                 .size = 0.3,
+                                 .scale = 2 * (1 + more),
+                                 .of_branch = 1},
+                                4, ++seed),
+                1)
+          << rounds_inside << " " << more;
+}
+
+TEST(RowScales, ShowAnEpsInManyRows) {
+  for (const bool rounds_inside : {false, true}) {
+    const Engine engine{.rounds_inside = rounds_inside, .wrong_eps = 1e-2};
+    EXPECT_GT(Stream::of_rows(engine, 1, 1), 1) << rounds_inside;
+    Engine less = engine;
+    less.wrong_eps = 1e-3;
+    EXPECT_LE(Stream::of_rows(less, 1, 1), 1) << rounds_inside;
+    EXPECT_GT(Stream::of_rows(less, 512, 1), 1) << rounds_inside;
+    // 1e-5 is a fifth of what the roundings of the input may make of all rows together.
+    less.wrong_eps = 1e-5;
+    EXPECT_LE(Stream::of_rows(less, 4096, 1), 1) << rounds_inside;
+  }
+}
+
+TEST(RowScales, LeaveOutRowsThatOverflow) {
+  const std::vector<double> inf(64, std::numeric_limits<double>::infinity()), one(64, 1.0);
+  const std::vector<double> zero(64);
+  RowScales scales;
+  scales.add({.got = inf, .normed = one, .weight = one, .stored = one});
+  scales.add({.got = one, .normed = inf, .weight = one, .stored = one});
+  scales.add({.got = zero, .normed = zero, .weight = one, .stored = zero});
+  scales.add({.got = zero, .normed = one, .weight = zero, .stored = one});
+  EXPECT_TRUE(scales.statistics(1e-9).empty());
+}
+
+}  // namespace
+}  // namespace lockstep
