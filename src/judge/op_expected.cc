@@ -171,7 +171,8 @@ bool OpJudge::take_measured(const Question& question, const Exact& exact, Group&
   }
   const bool pools = group.pool && question.call.place.point->node_class != NodeClass::exact;
   if (pools)
-    pools_.add(*group.pool, std::move(before->rows), question.call.rows.size(), exact.measured);
+    pools_.add({key_of(question.call.place), question.call.contract}, std::move(before->rows),
+               question.call.rows.size(), exact.measured);
   return true;
 }
 

@@ -2,10 +2,10 @@
 
 namespace lockstep {
 
-void PlacePools::add(PlacePool& pool, std::vector<Meter::Row> rows, size_t count,
+void PlacePools::add(const Key& key, std::vector<Meter::Row> rows, size_t count,
                      std::shared_ptr<const DistantRows> elsewhere) {
   const bool beside = elsewhere != nullptr;
-  auto work = [this, &pool, count, rows = std::move(rows),
+  auto work = [this, &pool = pools_[key], count, rows = std::move(rows),
                elsewhere = std::move(elsewhere)]() mutable {
     pool.add_whole(std::span(rows).first(count), elsewhere.get());
     elsewhere.reset();
@@ -16,11 +16,14 @@ void PlacePools::add(PlacePool& pool, std::vector<Meter::Row> rows, size_t count
     wait();
     return work();
   }
-  if (!thread_) thread_ = std::make_unique<Background>();
-  thread_->begin([this, work = std::move(work)]() mutable {
+  // The places of a layer, which follow each other, are of different points.
+  std::unique_ptr<Background>& thread = threads_[key.first.first % kThreads];
+  if (!thread) thread = std::make_unique<Background>();
+  thread->begin([this, work = std::move(work)]() mutable {
     try {
       work();
     } catch (...) {
+      const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
     }
   });
@@ -32,6 +35,11 @@ std::vector<Meter::Row> PlacePools::room() {
   std::vector<Meter::Row> rows = std::move(spare_.back());
   spare_.pop_back();
   return rows;
+}
+
+void PlacePools::let_end() const {
+  for (const std::unique_ptr<Background>& thread : threads_)
+    if (thread) thread->let_end();
 }
 
 void PlacePools::wait() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <exception>
 #include <map>
 #include <memory>
@@ -14,8 +15,8 @@
 namespace lockstep {
 
 // The pools of the places of a run, by place and contract. Rows may be added to one by a thread of
-// this class, in the order in which they came, while its owner does others; nobody else touches a
-// pool then but after wait().
+// this class, which is always the same one, in the order in which they came, while its owner does
+// others; nobody else touches a pool then but after wait().
 class PlacePools {
  public:
   using Key = std::pair<std::pair<int, int>, RoundingContract>;  // order of the point, layer
@@ -25,24 +26,25 @@ class PlacePools {
   const std::map<Key, PlacePool>& all() const { return pools_; }
 
   // Does as PlacePool::add_whole with the first `count` of the rows, whose memory room() hands out
-  // again: by the thread where they were measured elsewhere, as what is there must be let go too.
-  void add(PlacePool& pool, std::vector<Meter::Row> rows, size_t count,
+  // again: by a thread where they were measured elsewhere, as what is there must be let go too.
+  void add(const Key& key, std::vector<Meter::Row> rows, size_t count,
            std::shared_ptr<const DistantRows> elsewhere);
   // Memory of rows that were added, or none.
   std::vector<Meter::Row> room();
   // Returns when all is added. Throws what stood in the way.
   void wait() const;
   // The same, and says nothing of that yet.
-  void let_end() const {
-    if (thread_) thread_->let_end();
-  }
+  void let_end() const;
 
  private:
+  // A place takes less time to judge than its rows take to add.
+  static constexpr int kThreads = 3;
+
   std::map<Key, PlacePool> pools_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // of what follows, while a thread works
   std::vector<std::vector<Meter::Row>> spare_;
-  std::exception_ptr failure_;          // the thread's, read when it is idle
-  std::unique_ptr<Background> thread_;  // null before there was something for it
+  std::exception_ptr failure_;                                 // the first
+  std::array<std::unique_ptr<Background>, kThreads> threads_;  // null before they are needed
 };
 
 }  // namespace lockstep

@@ -68,16 +68,19 @@ TEST(PlacePools, AddRowsInTheirOrderWhoeverAddsThem) {
   const auto slow = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
   PlacePool one_by_one;
   PlacePools pools;
+  const PlacePools::Key other{{4, 1}, RoundingContract::fused};
   for (int seed = 0; seed < 40; ++seed) {
     const std::vector<Meter::Row> rows = rows_of(seed);
     const bool here = seed % 7 == 6;  // among others of the same pool that were measured elsewhere
     const Distant columns([] {});
     one_by_one.add_whole(rows, here ? nullptr : &columns);
-    pools.add(pools[kKey], rows, rows.size(), here ? nullptr : std::make_shared<Distant>(slow));
+    pools.add(kKey, rows, rows.size(), here ? nullptr : std::make_shared<Distant>(slow));
+    pools.add(other, rows_of(100 + seed), 2, std::make_shared<Distant>([] {}));
   }
   pools.wait();
   const Moments &want = one_by_one.sum(), &got = pools.all().at(kKey).sum();
   EXPECT_EQ(got.rows, 80);
+  EXPECT_EQ(pools.all().at(other).sum().rows, 80);
   EXPECT_EQ(std::tuple(got.elements, got.squares, got.due, got.power, got.misrounded),
             std::tuple(want.elements, want.squares, want.due, want.power, want.misrounded));
 }
@@ -86,8 +89,8 @@ TEST(PlacePools, LetGoOfWhatWasMeasuredElsewhereAndHandOutItsMemory) {
   std::atomic<int> gone = 0;
   PlacePools pools;
   EXPECT_TRUE(pools.room().empty());
-  pools.add(pools[kKey], rows_of(1), 2, std::make_shared<Distant>([] {}, &gone));
-  pools.add(pools[kKey], rows_of(2), 1, nullptr);
+  pools.add(kKey, rows_of(1), 2, std::make_shared<Distant>([] {}, &gone));
+  pools.add(kKey, rows_of(2), 1, nullptr);
   EXPECT_EQ(gone, 1);
   EXPECT_EQ(pools.room().size(), 2u);
   EXPECT_EQ(pools.room().size(), 2u);
@@ -99,10 +102,10 @@ TEST(PlacePools, LetGoOfWhatWasMeasuredElsewhereAndHandOutItsMemory) {
 TEST(PlacePools, SayWhatStoodInTheWay) {
   PlacePools pools;
   const auto fails = [] { throw std::runtime_error("no memory for columns"); };
-  pools.add(pools[kKey], rows_of(1), 2, std::make_shared<Distant>(fails));
+  pools.add(kKey, rows_of(1), 2, std::make_shared<Distant>(fails));
   EXPECT_NO_THROW(pools.let_end());
   EXPECT_THROW(pools.wait(), std::runtime_error);
-  EXPECT_THROW(pools.add(pools[kKey], rows_of(2), 2, nullptr), std::runtime_error);
+  EXPECT_THROW(pools.add(kKey, rows_of(2), 2, nullptr), std::runtime_error);
   EXPECT_THROW(pools.wait(), std::runtime_error);
 }
 
