@@ -197,7 +197,7 @@ void Recorder::record(const Record& record) {
     threads_ = std::make_unique<ThreadPool>(std::min(kCopiers, machine_threads()));
   kept.data = copy_rows(tensor, wanted, kept.row_hashes, shared ? threads_.get() : nullptr);
   kept.shape = kept.data.view().shape;
-  const bool whole = wanted.size() == record.rows.size();
+  const bool whole = wanted.size() == record.rows.size() && !point.is_cache();
   if (copied_ && whole && !record.on_device.empty()) copied_(kept.data, record.on_device);
   if (digests_)
     kept.digest = point.is_cache() ? digest_of_rows(kept.row_hashes, kept.shape.count())

@@ -65,7 +65,7 @@ std::vector<TopLogits> top_logits_of(const TensorView& logits, std::span<const R
 class Recorder final : public Sink {
  public:
   // Called with a whole tensor that was copied, and with what the model's device has of it until
-  // the call returns.
+  // the call returns. Not of caches, whose rows are put together anew for whoever reads them.
   using Copied = std::function<void(const Tensor& data, const TensorView& on_device)>;
 
   // digests: compute digests and row hashes too (a judge alone does not need those of everything;

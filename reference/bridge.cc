@@ -88,6 +88,12 @@ at::Tensor to_torch_there(const TensorView& view) {
       at::TensorOptions().dtype(scalar_type(view.dtype)).device(device), device);
 }
 
+at::Tensor part_of(const at::Tensor& whole, const TensorView& view, int64_t first_byte) {
+  const auto extents = view.shape.extents();
+  const at::Tensor bytes = whole.view({-1}).view(at::kByte).narrow(0, first_byte, view.bytes());
+  return bytes.view(scalar_type(view.dtype)).view(at::IntArrayRef(extents.data(), extents.size()));
+}
+
 // The driver copies what is pageable by one thread, at a tenth of what the way to the device takes.
 // Some threads fill pinned memory instead, which LibTorch keeps for the next piece, and a piece is
 // on its way while the next one is filled.

@@ -26,6 +26,8 @@ at::Tensor to_torch(const TensorView& view);
 at::Tensor to_torch(const TensorView& view, const c10::Device& device);
 // The memory of a CUDA device as LibTorch sees it, as the first of them sees the CPU's.
 at::Tensor to_torch_there(const TensorView& view);
+// The tensor of that view, from some byte of a contiguous one on, whose memory it keeps.
+at::Tensor part_of(const at::Tensor& whole, const TensorView& view, int64_t first_byte);
 // A contiguous tensor's memory as this project sees it; `tensor` must outlive the view. Throws
 // Error for a tensor with strides, or on a device.
 TensorView to_view(const at::Tensor& tensor);

@@ -1,6 +1,6 @@
-// A copy is made by the thread that asks for it first, and is there when others find it, so that no
-// stream waits for another. Its memory is of that thread's stream, which takes it again when the
-// last reader has let go: by then all that read it is done.
+// A copy is made by the thread that asks for it first, or that has it on the device, and is there
+// when others find it, so that no stream waits for another. Its memory is of that thread's stream,
+// which takes it again when the last tensor of it is let go: by then all that read it is done.
 #include "reference/device_copies.h"
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "reference/bridge.h"
 #include "reference/own_stream.h"
 
@@ -21,9 +22,10 @@ namespace {
 // Fewer bytes are copied sooner than threads wait for each other; more of one tensor, or of all,
 // would take memory from those who compute.
 constexpr int64_t kLeastBytes = 1 << 15, kMostBytes = 16 << 20, kAllBytes = 128 << 20;
-// The same of those that were there already, whose copies nobody waits for: a layer or two of a
-// long prompt, or a short one whole.
+// The same of those that were there already: a layer or two of a long prompt, or a short one whole.
 constexpr int64_t kMostHeldBytes = 64 << 20, kAllHeldBytes = int64_t{1} << 30;
+// And the part of a bound that they may take.
+constexpr int64_t kHeldPart = 16;
 
 bool is_same(const std::weak_ptr<const void>& a, const std::shared_ptr<const void>& b) {
   return !a.owner_before(b) && !b.owner_before(a);
@@ -55,7 +57,8 @@ thread_local std::vector<std::shared_ptr<const void>> given;
 
 }  // namespace
 
-DeviceCopies::DeviceCopies() = default;
+DeviceCopies::DeviceCopies(int64_t memory)
+    : most_held_(memory > 0 ? std::min(kAllHeldBytes, memory / kHeldPart) : kAllHeldBytes) {}
 DeviceCopies::~DeviceCopies() = default;
 
 DeviceCopies::Reader::~Reader() { given.clear(); }
@@ -89,28 +92,29 @@ DeviceCopies::Copies DeviceCopies::drop(const std::function<bool(const Copy&)>& 
   return left;
 }
 
-// The oldest ones that were copied go where there are too many of those.
+// The oldest ones of its kind go where there are too many.
 DeviceCopies::Copies DeviceCopies::keep(std::shared_ptr<Copy> copy) {
   Copies left = drop(
       [&](const Copy& other) { return other.owner.expired() || other.begin() == copy->begin(); });
   copy->number = ++made_;
   bytes_of_kind(*copy) += copy->of.bytes();
   kept_.emplace(copy->begin(), copy);
-  while (copied_bytes_ > kAllBytes) {
+  while (bytes_of_kind(*copy) > (copy->is_held ? most_held_ : kAllBytes)) {
     uint64_t oldest = made_;
     for (const auto& [begin, other] : kept_)
-      if (!other->is_held) oldest = std::min(oldest, other->number);
-    if (oldest == copy->number) break;
+      if (other->is_held == copy->is_held) oldest = std::min(oldest, other->number);
     const Copies old = drop([&](const Copy& other) { return other.number == oldest; });
     left.insert(left.end(), old.begin(), old.end());
   }
   return left;
 }
 
-void DeviceCopies::clear() {
+bool DeviceCopies::clear() {
   Copies left;  // let go of when nobody waits for this thread
   const std::lock_guard lock(mutex_);
+  const bool held = held_bytes_ > 0;
   left = drop([](const Copy&) { return true; });
+  return held;
 }
 
 void DeviceCopies::make(const std::shared_ptr<Copy>& copy) {
@@ -138,27 +142,30 @@ bool DeviceCopies::keeps(const TensorView& view, const std::shared_ptr<const voi
          view.bytes() <= kMostBytes;
 }
 
-// It is made before it is among those that others find.
+// It is made before it is among those that others find, of the memory of those that are gone.
 void DeviceCopies::hold(const TensorView& here, const std::shared_ptr<const void>& owner,
                         const TensorView& there, const c10::Device& device) {
+  check(here.shape == there.shape && here.dtype == there.dtype,
+        "a device was said to have a tensor {} of {}, found {} of {}: show the one that was copied",
+        here.shape.text(), name_of(here.dtype), there.shape.text(), name_of(there.dtype));
   const int64_t bytes = here.bytes();
-  if (device.is_cpu() || there.device.index != device.index() || !owner ||
-      owner.get() != here.data || bytes < kLeastBytes || bytes > kMostHeldBytes)
+  if (there.device != Device{DeviceKind::cuda, device.index()} || !owner ||
+      owner.get() != here.data || bytes < kLeastBytes ||
+      bytes > std::min(kMostHeldBytes, most_held_))
     return;
-  Copies left;  // let go of when nobody waits for this thread
   {
+    Copies gone;  // let go of when nobody waits for this thread
     const std::lock_guard lock(mutex_);
-    left = drop([](const Copy& other) { return other.owner.expired(); });
-    if (held_bytes_ + bytes > kAllHeldBytes) return;
+    gone = drop([](const Copy& other) { return other.owner.expired(); });
   }
   const auto copy = std::make_shared<Copy>(here, owner, device);
   copy->is_held = true;
   copy->there = to_torch_there(there).clone();
   wait_for_queued(device);
   copy->state = Copy::State::made;
+  Copies left;
   const std::lock_guard lock(mutex_);
-  const Copies same = keep(copy);
-  left.insert(left.end(), same.begin(), same.end());
+  left = keep(copy);
 }
 
 at::Tensor DeviceCopies::of(const TensorView& view, const std::shared_ptr<const void>& owner,
@@ -179,10 +186,7 @@ at::Tensor DeviceCopies::of(const TensorView& view, const std::shared_ptr<const 
   if (copy->state == Copy::State::failed) return to_torch(view, device);
   given.push_back(copy);
   if (copy->of.shape == view.shape && copy->of.dtype == view.dtype) return copy->there;
-  TensorView part = view;
-  part.device = {DeviceKind::cuda, static_cast<int>(device.index())};
-  part.data = static_cast<char*>(copy->there.data_ptr()) + (view.as<const char>() - copy->begin());
-  return to_torch_there(part);
+  return part_of(copy->there, view, view.as<const char>() - copy->begin());
 }
 
 }  // namespace lockstep

@@ -19,15 +19,16 @@ namespace lockstep {
 
 // Copies of tensors on a device for some threads that read the same ones there, each by a stream of
 // its own: the result of an op is what some others read, and to copy it takes longer than most of
-// them do. The last ones are kept, up to a bound, and so are those that were on the device already,
-// up to another: those whose owners are gone until another is made. Any thread may ask.
+// them do. The last ones are kept, up to a bound, and the last of those that were on the device
+// already, up to another: those whose owners are gone until another is made. Any thread may ask.
 class DeviceCopies {
  public:
-  DeviceCopies();
+  // memory: that whoever computes has; 0: no bound is set.
+  explicit DeviceCopies(int64_t memory);
   ~DeviceCopies();
 
   // Keeps a copy of `there`, on that device, which holds the numbers of `here`. owner: as in of().
-  // It may leave it out: of few bytes, of more than the bound, and where memory is short.
+  // It is left out of few bytes, and of very many. Throws Error where they are not alike.
   void hold(const TensorView& here, const std::shared_ptr<const void>& owner,
             const TensorView& there, const c10::Device& device);
 
@@ -41,8 +42,8 @@ class DeviceCopies {
   // Whether a copy of it would be kept, by its size and owner.
   static bool keeps(const TensorView& view, const std::shared_ptr<const void>& owner,
                     const c10::Device& device);
-  // Keeps none of them any more, as where memory is short.
-  void clear();
+  // Keeps none of them any more, as where memory is short. Returns whether some were held.
+  bool clear();
 
   // Ends after all is done that its thread queued.
   class Reader {
@@ -67,6 +68,7 @@ class DeviceCopies {
   std::map<const char*, std::shared_ptr<Copy>> kept_;  // by the first of their bytes on the host
   uint64_t made_ = 0;
   int64_t copied_bytes_ = 0, held_bytes_ = 0;
+  int64_t most_held_;
 };
 
 }  // namespace lockstep

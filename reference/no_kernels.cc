@@ -28,6 +28,10 @@ void weigh_rows(const KernelQueue&, const RowsToWeigh&) { fail(kNone); }
 void sum_columns(const KernelQueue&, const ColumnsToSum&) { fail(kNone); }
 void make_rope(const KernelQueue&, const RopeRows&) { fail(kNone); }
 void make_silu_mul(const KernelQueue&, const SiluMulRows&) { fail(kNone); }
+void make_norm(const KernelQueue&, const NormRows&) { fail(kNone); }
+void make_errors(const KernelQueue&, const SumErrors&) { fail(kNone); }
+void make_errors(const KernelQueue&, const NormErrors&) { fail(kNone); }
+void make_errors(const KernelQueue&, const AttentionErrors&) { fail(kNone); }
 void make_errors(const KernelQueue&, const RopeErrors&) { fail(kNone); }
 void make_errors(const KernelQueue&, const SiluMulErrors&) { fail(kNone); }
 void serial_squares(const KernelQueue&, const double*, int64_t, int64_t, double*) { fail(kNone); }

@@ -13,6 +13,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <tuple>
 #include <utility>
@@ -69,43 +70,35 @@ class OpOracle final : public Oracle {
         threads_(options.threads),
         recipe_(read_recipe(checkpoint.config_text(), checkpoint.dir() + "/config.json")),
         angles_(recipe_),
+        copies_(options.memory),
         least_(options.least),
         block_bytes_(on_device() ? device_block_bytes(options) : 0) {}
 
   Graph graph() const override { return family_of(config_).graph(config_); }
   bool has_bias(const Place& place) const override { return weights_.has_bias(*place.point); }
   int64_t chosen_experts() const override { return config_.experts.chosen; }
-  // By a stream of the thread that asks: some ask at once.
   Exact evaluate(const OracleCall& call) override {
     try {
-      Exact result;
-      const at::Device where = place_of(call);
-      const DeviceCopies::Reader reader;
-      OwnStream::of_this_thread(where).run([&] {
-        // Before all else, as others wait for it who read it.
-        const auto& [got, owner] = std::tie(call.measure.got, call.measure.owner);
-        if (DeviceCopies::keeps(got, owner, where)) copies_.of(got, owner, where);
-        result = evaluate_in_torch(call, where);
-        if (!call.measure.got.empty()) measure_rows(call, copies_, result);
-        bring_all(result);
-      });
-      return result;
+      return answer(call);
     } catch (const NoMemory&) {
-      copies_.clear();
-      free_unused(weights_.device());
+      if (!make_room()) throw;
+    }
+    try {
+      return answer(call);
+    } catch (const NoMemory&) {
+      make_room();
       throw;
     }
   }
-  // A copy that does not come about is made when it is asked for.
+  // Where memory is short, what would be held is brought when it is asked for.
   void hold(const TensorView& here, const std::shared_ptr<const void>& owner,
             const TensorView& there) override {
     const at::Device device = weights_.device();
-    if (device.is_cpu()) return;
+    if (device.is_cpu() || !holds_) return;
     try {
       OwnStream::of_this_thread(device).run([&] { copies_.hold(here, owner, there, device); });
     } catch (const NoMemory&) {
-      copies_.clear();
-      free_unused(device);
+      holds_ = false;
     }
   }
   bool on_device() const override { return !weights_.device().is_cpu(); }
@@ -114,6 +107,15 @@ class OpOracle final : public Oracle {
   int64_t block_bytes() const override { return block_bytes_; }
 
  private:
+  // By a stream of the thread that asks: some ask at once.
+  Exact answer(const OracleCall& call);
+  // Gives back what could be done without. Returns whether that is more than for a while.
+  bool make_room() {
+    const bool held = copies_.clear();
+    if (held) holds_ = false;
+    free_unused(weights_.device());
+    return held;
+  }
   // Where a question is answered: on the device or here.
   at::Device place_of(const OracleCall& call) const;
   Exact evaluate_in_torch(const OracleCall& call, const at::Device& where);
@@ -143,8 +145,24 @@ class OpOracle final : public Oracle {
   Recipe recipe_;
   AngleTables angles_;
   mutable DeviceCopies copies_;
+  std::atomic<bool> holds_ = true;
   int64_t least_, block_bytes_;
 };
+
+Exact OpOracle::answer(const OracleCall& call) {
+  Exact result;
+  const at::Device where = place_of(call);
+  const DeviceCopies::Reader reader;
+  OwnStream::of_this_thread(where).run([&] {
+    // Before all else, as others wait for it who read it.
+    const auto& [got, owner] = std::tie(call.measure.got, call.measure.owner);
+    if (DeviceCopies::keeps(got, owner, where)) copies_.of(got, owner, where);
+    result = evaluate_in_torch(call, where);
+    if (!call.measure.got.empty()) measure_rows(call, copies_, result);
+    bring_all(result);
+  });
+  return result;
+}
 
 // An op that rounds nowhere on the way knows no other contract.
 void check_fused(const OracleCall& call) {

@@ -6,9 +6,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/minimum.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -31,10 +32,12 @@ struct OwnErrors {
 };
 
 // Numbers that the host has, one a row, beside a tensor that is elsewhere: [rows, 1].
-// They have been read when it returns, whatever else is queued there.
+// From pinned memory nobody waits for what is queued there.
 at::Tensor column_of(const std::vector<double>& values, const at::Tensor& like) {
-  return at::from_blob(const_cast<double*>(values.data()), {std::ssize(values), 1}, at::kDouble)
-      .to(like.device(), /*non_blocking=*/true, /*copy=*/true);
+  const auto of_host = at::TensorOptions(at::kDouble).pinned_memory(like.is_cuda());
+  const at::Tensor here = at::empty({std::ssize(values), 1}, of_host);
+  std::ranges::copy(values, here.mutable_data_ptr<double>());
+  return here.to(like.device(), /*non_blocking=*/true);
 }
 
 bool by_pointwise_kernel(const Exact& e) {
@@ -110,7 +113,7 @@ OwnErrors errors_of_norm(const Exact& e) {
     KernelErrors made(e);
     OwnErrors errors =
         made.made_by(NormErrors{.rows = rows,
-                                .width = rows > 0 ? want.numel() / rows : 0,
+                                .width = want.numel() / rows,
                                 .most = most,
                                 .walk = walk,
                                 .want = made.read(e.want),

@@ -173,6 +173,8 @@ bool OpJudge::take_measured(const Question& question, const Exact& exact, Group&
   if (pools)
     pools_.add({key_of(question.call.place), question.call.contract}, std::move(before->rows),
                question.call.rows.size(), exact.measured);
+  else
+    pools_.give_back(std::move(before->rows));
   return true;
 }
 

@@ -9,14 +9,14 @@ void PlacePools::add(const Key& key, std::vector<Meter::Row> rows, size_t count,
                elsewhere = std::move(elsewhere)]() mutable {
     pool.add_whole(std::span(rows).first(count), elsewhere.get());
     elsewhere.reset();
-    const std::lock_guard lock(mutex_);
-    spare_.push_back(std::move(rows));
+    give_back(std::move(rows));
   };
   if (!beside) {
     wait();
     return work();
   }
-  // The places of a layer, which follow each other, are of different points.
+  // The places of a layer, which follow each other, are of different points, and so each thread has
+  // some of them.
   std::unique_ptr<Background>& thread = threads_[key.first.first % kThreads];
   if (!thread) thread = std::make_unique<Background>();
   thread->begin([this, work = std::move(work)]() mutable {
@@ -27,6 +27,11 @@ void PlacePools::add(const Key& key, std::vector<Meter::Row> rows, size_t count,
       if (!failure_) failure_ = std::current_exception();
     }
   });
+}
+
+void PlacePools::give_back(std::vector<Meter::Row> rows) {
+  const std::lock_guard lock(mutex_);
+  spare_.push_back(std::move(rows));
 }
 
 std::vector<Meter::Row> PlacePools::room() {

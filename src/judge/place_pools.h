@@ -29,19 +29,20 @@ class PlacePools {
   // again: by a thread where they were measured elsewhere, as what is there must be let go too.
   void add(const Key& key, std::vector<Meter::Row> rows, size_t count,
            std::shared_ptr<const DistantRows> elsewhere);
-  // Memory of rows that were added, or none.
+  // Memory of rows that were added, or given back; or none.
   std::vector<Meter::Row> room();
+  void give_back(std::vector<Meter::Row> rows);
   // Returns when all is added. Throws what stood in the way.
   void wait() const;
   // The same, and says nothing of that yet.
   void let_end() const;
 
  private:
-  // A place takes less time to judge than its rows take to add.
+  // The judge waited for one alone, as its rows take longer to add than a place to judge.
   static constexpr int kThreads = 3;
 
   std::map<Key, PlacePool> pools_;
-  std::mutex mutex_;  // of what follows, while a thread works
+  std::mutex mutex_;  // of the next two, while a thread works
   std::vector<std::vector<Meter::Row>> spare_;
   std::exception_ptr failure_;                                 // the first
   std::array<std::unique_ptr<Background>, kThreads> threads_;  // null before they are needed

@@ -328,7 +328,7 @@ struct Followers {
   LiveJudge::Options options(bool beside, Oracle& oracle) {
     return {.digests = writer != nullptr,
             .beside = beside,
-            .copied = held_by(oracle),
+            .copied = run.judge.rows.all() ? held_by(oracle) : Recorder::Copied(),
             .keeps = [this](const auto& tensor, const auto& flags) { return keeps(tensor, flags); },
             .judged = [this](const Pass& so_far, const auto& flags) { explain(so_far, flags); },
             .ended = [this](Pass pass, const auto& flags) { end_pass(pass, flags); }};
