@@ -92,11 +92,11 @@ void Contracts::add(const Place& place, std::span<const RoundingContract> candid
   fits.fitting.resize(candidates.size());
   fits.misfit.resize(candidates.size());
   of.out.resize(candidates.size());
-  of.unstored.resize(candidates.size());
+  fits.unstored.resize(candidates.size());
   ++fits.nodes;
   for (size_t c = 0; c < outcomes.size(); ++c) {
     if (may_round_so(outcomes[c])) ++fits.fitting[c];
-    of.unstored[c] = of.unstored[c] || outcomes[c].reads_unstored;
+    if (outcomes[c].tried && outcomes[c].reads_unstored) fits.unstored[c] = true;
   }
   of.put_out();
 }
@@ -178,9 +178,25 @@ void Contracts::OfPoint::decide() {
   auto best = point->is_of_shares() ? std::ranges::find_if(votes, most) : votes.end();
   if (best == votes.end()) best = std::ranges::max_element(votes);
   chosen = best - votes.begin();
-  if (!unstored[chosen]) return;
+  if (!reads_unstored(chosen)) return;
+  const size_t loose = chosen;
   for (size_t c = allowed; c-- > 0;)
-    if (!unstored[c] && most(votes[c])) chosen = c;
+    if (!reads_unstored(c) && outdoes(c, loose)) chosen = c;
+}
+
+bool Contracts::OfPoint::reads_unstored(size_t candidate) const {
+  return std::ranges::any_of(
+      by_layer, [candidate](const auto& layer) { return layer.second.unstored[candidate]; });
+}
+
+bool Contracts::OfPoint::outdoes(size_t candidate, size_t other) const {
+  int64_t layers = 0, fitting = 0;
+  for (const auto& [layer, fits] : by_layer) {
+    if (!fits.unstored[other] || !fits_any(fits)) continue;
+    ++layers;
+    fitting += fits.fits(candidate) ? 1 : 0;
+  }
+  return 2 * fitting > layers;
 }
 
 // In the order of the table, so that attn.partial comes before those that it bounds.
@@ -203,7 +219,7 @@ size_t Contracts::chosen(const Place& place) const {
   const Fits& fits = found->second;
   if (fits.fits(point.chosen) || place.point->is_of_shares()) return point.chosen;
   for (size_t c = 0; c < point.allowed; ++c)
-    if (fits.fits(c) && (point.unstored[point.chosen] || !point.unstored[c])) return c;
+    if (fits.fits(c) && (!fits.unstored[c] || point.reads_unstored(point.chosen))) return c;
   return point.chosen;
 }
 

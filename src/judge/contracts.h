@@ -74,7 +74,8 @@ bool may_round_so(const NodeOutcome& outcome);
 //
 // A norm's contract that reads a sum unrounded, of which the trace has what was stored alone, has
 // room for what a rounding changed, and so for a wrong layer. One that reads what was stored has no
-// such room, and no kernel fits it in most layers by chance: where one does, it is that of all.
+// such room, and no kernel fits it in most of those layers by chance: where one does, it is that of
+// all.
 //
 // Shares of attention are fp32 in runs of 16 bits too, so that nothing hides how their kernel
 // rounds on the way, and two rules keep the wider contract from excusing a wrong layer. The
@@ -122,14 +123,14 @@ class Contracts {
     int64_t nodes = 0;
     std::vector<int64_t> fitting;  // nodes, by candidate
     std::vector<bool> misfit;      // together, by candidate
+    std::vector<bool> unstored;    // a node has NodeOutcome::reads_unstored, by candidate
     bool fits(size_t candidate) const { return fitting[candidate] == nodes && !misfit[candidate]; }
   };
   struct OfPoint {
     const Point* point = nullptr;
     std::vector<RoundingContract> candidates;
     std::map<int, Fits> by_layer;
-    std::vector<bool> out;       // by candidate
-    std::vector<bool> unstored;  // the same: a node has NodeOutcome::reads_unstored
+    std::vector<bool> out;  // by candidate
     size_t chosen = 0;
     size_t allowed = 0;  // that it may be, the strictest ones; all until it is decided
 
@@ -137,6 +138,9 @@ class Contracts {
     void decide();
     int64_t nodes() const;
     bool fits_any(const Fits& fits) const;
+    bool reads_unstored(size_t candidate) const;  // in any layer
+    // Whether it fits more than half of the layers in which `other` reads what was not stored.
+    bool outdoes(size_t candidate, size_t other) const;
   };
 
   size_t allowed(const OfPoint& of) const;

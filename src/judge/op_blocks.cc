@@ -123,8 +123,9 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
         "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
-  if (reads_unrounded(call, question.read) && block.dtype != DType::f32)
-    add_scales(question, block, group);
+  const bool unstored =
+      group.blurred && !group.blurred_inputs && reads_unrounded(call, question.read);
+  if (unstored && block.dtype != DType::f32) add_scales(question, block, group);
   if (group.pool) pools_.wait();
   measure_block(block, group, rows_);
   return true;
@@ -158,6 +159,7 @@ bool OpJudge::reads_unrounded(const OracleCall& call, const std::vector<Place>& 
 void OpJudge::add_scales(const Question& question, const Block& block, Group& group) {
   OracleCall call = question.call;
   call.contract = RoundingContract::hf;
+  call.measure = {};
   const Exact chain = oracle_.evaluate(call);
   const size_t size = block.got.row_size();
   if (chain.steps.size() != 1 || chain.steps[0].slope.size() != size * block.rows.size()) return;

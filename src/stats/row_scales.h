@@ -13,20 +13,24 @@
 //       - f sum n_i^2 e_i / x_i / sum n_i^2               f = eps / (mean x^2 + eps), nearly 0
 //       - |e_T|^2 / 2 |x|^2                               e_T: the part of e at a right angle to x
 //
-// To the first order e has gone, however its parts depend on each other. (An element of weight 0
-// says nothing, so that its part of x is missing; what then is left of e is added.) The last line
-// is of one sign and at most sum h^2 / 2 |x|^2, which is allowed, as Budget::gain is.
+// To the first order e has gone, however its parts depend on each other. (An element whose weight
+// is 0, or next to it, says nothing, so that its part of x is missing; what then is left of e is
+// added.) The last line is of one sign and at most sum h^2 / 2 |x|^2, which is allowed, as
+// Budget::gain is.
 //
-// A lattice that is not turned is seen: where w_i s (or s, if n_i is rounded first) is a power of
-// two but for less than u, sums that lay half way between two numbers all go the same way, which
-// makes a quarter of a spacing of the coarsest lattice. Of such elements that much is allowed.
+// Sums of stored numbers lie on lattices, whose roundings are not chance. Many are exactly what was
+// stored, and many half way to a neighbour: what either alone would make of the row is computed,
+// and all between nothing and both is allowed. Which way the half of a step goes is not known where
+// w_i s (or s, if n_i is rounded first) is a power of two but for less than u: then a quarter of a
+// spacing of each such element is allowed, the most that it makes. Finer lattices are left; where
+// all elements are multiplied by one number, the standard error is doubled for them.
 //
 // The limit: rho_i is uniform over its interval, of standard deviation length / sqrt(12), and such
 // a sum S of independent parts has P(|S| > z sigma) <= 2 exp(-z^2 / 2), whatever its weights:
-// sinh(t) / t <= exp(t^2 / 6). Sums of two stored numbers lie on a lattice; the coarsest has an
-// error in every second place, half a spacing up or down: (1 + cosh t) / 2 <= exp(t^2 / 4), so that
-// ulp^2 / 8 stands for e_i in the place of ulp^2 / 12. So z = sqrt(2 ln(2 / tail)) has a false
-// alarm with a probability of `tail` at most: 6.54 for a node, 5.39 for all of a place.
+// sinh(t) / t <= exp(t^2 / 6). The coarsest lattice of a sum has an error in every second place,
+// half a spacing up or down: (1 + cosh t) / 2 <= exp(t^2 / 4), so that ulp^2 / 8 stands for e_i in
+// the place of ulp^2 / 12. So z = sqrt(2 ln(2 / tail)) has a false alarm with a probability of
+// `tail` at most where rho_i is uniform: 6.65 for a node of one row, 5.39 for all of a place.
 //
 // Rows are added by their inverse variances. Rows that are nearly alike (one token repeated) have
 // the same roundings: each column's parts are then alike. So the variance of the sum is taken times
@@ -55,10 +59,12 @@ struct NormedRow {
 // Sums over rows, which may be added up further.
 struct ScaleSums {
   int64_t rows = 0;
-  double cross = 0;    // of g over its variance
-  double power = 0;    // of 1 over that variance
-  double scatter = 0;  // variance of `cross`
-  double allowed = 0;  // the most that `cross` is without any rounding of the output
+  double cross = 0;     // of g over its variance
+  double exact = 0;     // the same, had the kernel read what was stored,
+  double half_way = 0;  // and sums half way between that and its neighbours
+  double power = 0;     // of 1 over that variance
+  double scatter = 0;   // variance of `cross`
+  double allowed = 0;   // the most that `cross` is without any rounding of the output
 
   void add(const ScaleSums& other);
   // T5, in units of its limit.

@@ -2,6 +2,7 @@
 
 python bare_test.py LOCKSTEP. The program is the one of traces/README.md.
 """
+import copy
 import functools
 import subprocess
 import textwrap
@@ -187,7 +188,7 @@ for i, layer in enumerate(model.model.layers):
     def judged_by_sums(self, eps, fused, layers=(2,)):
         """Of a trace that has the sums that norms read and not what these are of. fused: the norm
         reads its sum in fp32, before it is stored."""
-        model, seen = support.load(QWEN3), {}
+        model, seen = copy.deepcopy(support.load(QWEN3)), {}  # others use that one
         tokens = support.tokens(40, 1, model.config.vocab_size)
 
         def see(place, numbers):
