@@ -276,17 +276,18 @@ void OpJudge::judge_by_exact_angles(const Place& place, const std::vector<Place>
 
 Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& node,
                         PlacePool* pool, ProfiledRows profiled) const {
-  return {{.dtype = dtype_at(place),
-           .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
-           .row_shape = without_rows(group.tensor->shape),
-           .page_size = options_.page_size,
-           .may_lose_weights = judged_op(place.point->op).may_lose_weights,
-           // The logarithm of nothing is too small for no dtype.
-           .may_saturate = options_.may_saturate && place.point->op != OpKind::log_sum_exp,
-           .rows_alike = group.blurred && hidden_.rows_alike(place),
-           .profiled = profiled},
-          std::ssize(node.rows),
-          pool};
+  return {
+      {.dtype = dtype_at(place),
+       .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
+       .row_shape = without_rows(group.tensor->shape),
+       .page_size = options_.page_size,
+       .may_lose_weights = judged_op(place.point->op).may_lose_weights,
+       // The logarithm of nothing is too small for no dtype.
+       .may_saturate = options_.may_saturate && place.point->op != OpKind::log_sum_exp,
+       .rows_alike = group.blurred && (hidden_.rows_alike(place) || repeats_tokens(group.tokens)),
+       .profiled = profiled},
+      std::ssize(node.rows),
+      pool};
 }
 
 void OpJudge::judge_numbers(const Place& place, const std::vector<Place>& inputs,

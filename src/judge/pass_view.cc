@@ -28,6 +28,14 @@ std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection&
 
 }  // namespace
 
+bool repeats_tokens(std::vector<int32_t> tokens) {
+  constexpr int64_t kTimes = 4;
+  const int64_t all = std::ssize(tokens);
+  std::ranges::sort(tokens);
+  const int64_t distinct = std::ranges::unique(tokens).begin() - tokens.begin();
+  return all > 0 && kTimes * distinct <= all;
+}
+
 bool may_be_wider(const Point& p) {
   return p == point("logits") || p == point("embed") || p == point("attn.residual") ||
          p == point("mlp.residual");

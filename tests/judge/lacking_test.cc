@@ -1,6 +1,9 @@
 // What a trace lacks is no divergence, and no clean run either.
 #include <fmt/format.h>
 
+#include <numeric>
+
+#include "src/judge/pass_view.h"
 #include "tests/judge/judge_fixture.h"
 
 namespace lockstep {
@@ -501,6 +504,20 @@ TEST_F(JudgeTest, TheInputsOfOneOpAreNoDivergence) {
   const Result result = judged(run);
   EXPECT_EQ(result.verdict, RunVerdict::inconclusive) << result.story;
   EXPECT_EQ(result.judged, 0);
+}
+
+// A token that is fed two hundred times is one observation of what its rows are off by.
+TEST(RepeatedTokens, AreToldFromText) {
+  EXPECT_FALSE(repeats_tokens({}));
+  EXPECT_FALSE(repeats_tokens({7}));
+  EXPECT_FALSE(repeats_tokens({7, 7, 7}));
+  EXPECT_TRUE(repeats_tokens({7, 7, 7, 7}));
+  EXPECT_FALSE(repeats_tokens({7, 7, 7, 8}));
+  EXPECT_TRUE(repeats_tokens(std::vector<int32_t>(200, 7)));
+  EXPECT_TRUE(repeats_tokens({1, 2, 1, 2, 1, 2, 1, 2}));
+  std::vector<int32_t> text(100);
+  std::iota(text.begin(), text.end(), 0);
+  EXPECT_FALSE(repeats_tokens(text));
 }
 
 }  // namespace
