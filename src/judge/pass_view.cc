@@ -28,12 +28,10 @@ std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection&
 
 }  // namespace
 
-bool repeats_tokens(std::vector<int32_t> tokens) {
-  constexpr int64_t kTimes = 4;
-  const int64_t all = std::ssize(tokens);
-  std::ranges::sort(tokens);
-  const int64_t distinct = std::ranges::unique(tokens).begin() - tokens.begin();
-  return all > 0 && kTimes * distinct <= all;
+bool repeats_tokens(std::span<const int32_t> tokens) {
+  constexpr size_t kTimes = 4;
+  const std::set<int32_t> distinct(tokens.begin(), tokens.end());
+  return !tokens.empty() && kTimes * distinct.size() <= tokens.size();
 }
 
 bool may_be_wider(const Point& p) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct Trouble {
 
 // Whether rows of those tokens are nearly the same in all layers, and with them what each of their
 // inputs is off by: a few tokens again and again. Text seldom has one in four.
-bool repeats_tokens(std::vector<int32_t> tokens);
+bool repeats_tokens(std::span<const int32_t> tokens);
 
 // Points that engines of 16 bits may keep in fp32: the stream, and the logits.
 bool may_be_wider(const Point& point);

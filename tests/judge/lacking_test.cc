@@ -508,16 +508,17 @@ TEST_F(JudgeTest, TheInputsOfOneOpAreNoDivergence) {
 
 // A token that is fed two hundred times is one observation of what its rows are off by.
 TEST(RepeatedTokens, AreToldFromText) {
-  EXPECT_FALSE(repeats_tokens({}));
-  EXPECT_FALSE(repeats_tokens({7}));
-  EXPECT_FALSE(repeats_tokens({7, 7, 7}));
-  EXPECT_TRUE(repeats_tokens({7, 7, 7, 7}));
-  EXPECT_FALSE(repeats_tokens({7, 7, 7, 8}));
-  EXPECT_TRUE(repeats_tokens(std::vector<int32_t>(200, 7)));
-  EXPECT_TRUE(repeats_tokens({1, 2, 1, 2, 1, 2, 1, 2}));
+  const auto repeats = [](const std::vector<int32_t>& tokens) { return repeats_tokens(tokens); };
+  EXPECT_FALSE(repeats({}));
+  EXPECT_FALSE(repeats({7}));
+  EXPECT_FALSE(repeats({7, 7, 7}));
+  EXPECT_TRUE(repeats({7, 7, 7, 7}));
+  EXPECT_FALSE(repeats({7, 7, 7, 8}));
+  EXPECT_TRUE(repeats(std::vector<int32_t>(200, 7)));
+  EXPECT_TRUE(repeats({1, 2, 1, 2, 1, 2, 1, 2}));
   std::vector<int32_t> text(100);
   std::iota(text.begin(), text.end(), 0);
-  EXPECT_FALSE(repeats_tokens(text));
+  EXPECT_FALSE(repeats(text));
 }
 
 }  // namespace
