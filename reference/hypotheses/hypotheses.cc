@@ -24,26 +24,36 @@ namespace {
 
 using Table = std::span<const Hypothesis> (*)();
 
+struct KindTable {
+  Table of = nullptr;
+  // Each row of a result is made of the same row of its inputs alone, but for Scope::pass.
+  bool rows_apart = false;
+};
 // A kind may have several tables; an empty place is null.
 struct KindTables {
   OpKind kind;
-  std::array<Table, 4> tables;
-  bool rows_apart = false;  // each row of a result is made of the same row of its inputs alone
+  std::array<KindTable, 4> tables;
 };
 constexpr KindTables kTables[] = {
-    {OpKind::gather, {gather_hypotheses}},
-    {OpKind::norm, {norm_hypotheses}},
-    {OpKind::linear, {linear_hypotheses, fused_qkv_hypotheses, quantised_linear_hypotheses}, true},
-    {OpKind::rope, {rope_hypotheses, rope_position_hypotheses}},
-    {OpKind::partial_attention, {share_hypotheses}},
-    {OpKind::log_sum_exp, {share_hypotheses}},
+    {OpKind::gather, {{{gather_hypotheses}}}},
+    {OpKind::norm, {{{norm_hypotheses}}}},
+    {OpKind::linear,
+     {{{linear_hypotheses, true},
+       {fused_qkv_hypotheses, true},
+       {quantised_linear_hypotheses, true}}}},
+    {OpKind::rope, {{{rope_hypotheses}, {rope_position_hypotheses}}}},
+    {OpKind::partial_attention, {{{share_hypotheses}}}},
+    {OpKind::log_sum_exp, {{{share_hypotheses}}}},
     {OpKind::attention,
-     {attention_hypotheses, softmax_hypotheses, quantised_attention_hypotheses, key_hypotheses}},
-    {OpKind::silu_mul, {silu_mul_hypotheses}},
-    {OpKind::add, {add_hypotheses}},
-    {OpKind::softmax, {expert_weight_hypotheses}},
-    {OpKind::weighted_sum, {weighted_sum_hypotheses}},
-    {OpKind::expert_linear, {expert_linear_hypotheses}},
+     {{{attention_hypotheses},
+       {softmax_hypotheses, true},
+       {quantised_attention_hypotheses},
+       {key_hypotheses}}}},
+    {OpKind::silu_mul, {{{silu_mul_hypotheses}}}},
+    {OpKind::add, {{{add_hypotheses}}}},
+    {OpKind::softmax, {{{expert_weight_hypotheses}}}},
+    {OpKind::weighted_sum, {{{weighted_sum_hypotheses}}}},
+    {OpKind::expert_linear, {{{expert_linear_hypotheses}}}},
 };
 
 // The same op in the rows OpInPass::few alone, which are copied.
@@ -51,8 +61,11 @@ struct FewRows {
   FewRows(const OpInPass& whole, const HeldModel& model) : op(narrowed(whole)), asked(op, model) {}
 
   OpInPass narrowed(const OpInPass& whole) {
-    OpInPass some{
-        .call = whole.call, .got = picked(whole.got, whole.few), .page_size = whole.page_size};
+    OpInPass some{.call = whole.call,
+                  .got = picked(whole.got, whole.few),
+                  .caches = whole.caches,
+                  .pages = whole.pages,
+                  .page_size = whole.page_size};
     const auto size = static_cast<size_t>(whole.got.row_size());
     std::vector<double> right;
     for (const size_t r : whole.few) {
@@ -131,10 +144,10 @@ class OfOp final : public OpHypotheses {
       : asked_(op, model), if_it_fits_(if_it_fits) {
     for (const KindTables& of_kind : kTables)
       if (of_kind.kind == op.call.place.point->op)
-        for (const Table table : of_kind.tables) add(table, of_kind.rows_apart);
-    add(any_hypotheses, false);
+        for (const KindTable& table : of_kind.tables) add(table);
+    add({any_hypotheses});
     // They are about columns, of which those of a share are not told apart.
-    if (!op.call.place.point->is_of_shares()) add(told_hypotheses, false);
+    if (!op.call.place.point->is_of_shares()) add({told_hypotheses});
   }
 
   // Numbers are those of rows_, so that a guess is told of again by its number and value.
@@ -175,9 +188,12 @@ class OfOp final : public OpHypotheses {
   bool picks_rows(const Guess& guess) const override { return row_of(guess).scope == Scope::rows; }
 
  private:
-  void add(Table table, bool rows_apart) {
-    if (table == nullptr) return;
-    for (const Hypothesis& row : table()) rows_.push_back(&row), apart_.push_back(rows_apart);
+  void add(const KindTable& table) {
+    if (table.of == nullptr) return;
+    for (const Hypothesis& row : table.of()) {
+      rows_.push_back(&row);
+      apart_.push_back(table.rows_apart && row.scope != Scope::pass);
+    }
   }
   const Hypothesis& row_of(const Guess& guess) const { return *rows_.at(guess.number); }
   Numbers evaluated(const Guess& guess, const Asked& asked) const {

@@ -344,7 +344,7 @@ constexpr Hypothesis kSoftmax[] = {
     {"its weights not divided by their sum", not_divided},
     {"its weights neither shifted nor divided by their sum", not_divided_nor_shifted},
     {"its weights divided by their sum and by the number of keys", divided_by_keys},
-    {"its softmax over the queries", over_queries},
+    {"its softmax over the queries", over_queries, nullptr, nullptr, Scope::pass},
     {"its scores for weights, without a softmax", no_softmax},
     {"masked keys with a score of 0 for -inf", masked_scores_zero},
     {"masked keys left out after the softmax, their weights still in its sum", masked_weights_zero},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <deque>
 #include <map>
 #include <memory>
@@ -47,7 +48,7 @@ class Exchanged final : public Hypotheses {
       EXPECT_NO_THROW({
         const Numbers numbers = asked->evaluate(guess);
         EXPECT_TRUE(numbers.empty() || std::ssize(numbers) == op.got.count());
-        asked->evaluate_few(guess);
+        hold_few(op, numbers, asked->evaluate_few(guess));
       });
     }
     tried += guesses.size();
@@ -55,9 +56,25 @@ class Exchanged final : public Hypotheses {
   }
 
   static inline size_t tried = 0;
+  static inline std::map<OpKind, size_t> held_few;  // guesses of which few rows were evaluated
   static inline std::set<std::string> said;
 
  private:
+  // What rules a guess out by few rows is what it says of them among all.
+  static void hold_few(const OpInPass& op, const Numbers& all, const Numbers& few) {
+    if (few.empty() || all.empty()) return;
+    const auto width = static_cast<size_t>(op.got.row_size());
+    ASSERT_EQ(few.size(), op.few.size() * width);
+    for (size_t i = 0; i < few.size(); ++i) {
+      const double want = all[op.few[i / width] * width + i % width];
+      if (std::isnan(want) || std::isinf(want))
+        ASSERT_TRUE(std::isnan(want) ? std::isnan(few[i]) : few[i] == want) << i;
+      else
+        ASSERT_NEAR(few[i], want, 1e-9 * (1 + std::fabs(want))) << i;
+    }
+    ++held_few[op.call.place.point->op];
+  }
+
   std::unique_ptr<Hypotheses> whole_;
   std::set<std::string_view> seen_;
   std::map<OpKind, std::vector<Guess>> of_kind_;
@@ -122,11 +139,13 @@ TEST(Guesses, OfOtherExtentsSayNothingAndEndNothing) {
   JudgedRun run{.checkpoint = checkpoint, .reference = library};
   run.ops = spoilt();
   run.causes = true;
-  run.requests = {{.prompt = some_tokens(9, checkpoint.config().vocab), .max_new = 3},
+  run.requests = {{.prompt = some_tokens(19, checkpoint.config().vocab), .max_new = 3},
                   {.prompt = some_tokens(5, checkpoint.config().vocab), .max_new = 2}};
   const Result result = judged(run);
   EXPECT_TRUE(result.first);
   EXPECT_GT(Exchanged::tried, 1000);
+  EXPECT_GT(Exchanged::held_few[OpKind::linear], 50);
+  EXPECT_GT(Exchanged::held_few[OpKind::attention], 50);
   // Of two requests neither stands before the other.
   for (const char* what : {"the keys and values of", "the context length of"}) {
     EXPECT_TRUE(Exchanged::said.contains(fmt::format("{} the other request in the pass", what)));
