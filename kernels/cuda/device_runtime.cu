@@ -108,10 +108,13 @@ void copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) 
 }
 
 void wait(CUstream_st* stream) {
-  cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  BadIndex* seen = bad_index_report();
+  // A launch that was given up may break on its way out, which says less than why it was.
+  if (status != cudaSuccess && seen->of == BadIndex::Of::step_wait) refuse(*seen);
+  cuda_check(status, "cudaStreamSynchronize");
   // A user's library may have left one unread, for which the next kernel would be blamed.
   cuda_check(cudaGetLastError(), "a kernel launch");
-  BadIndex* seen = bad_index_report();
   if (seen->of == BadIndex::Of::none) return;
   refuse(std::exchange(*seen, {}));
 }

@@ -17,7 +17,7 @@ class CopyAhead {
         data_(shared_address(shared.ring)),
         full_(shared_address(shared.full)),
         empty_(shared_address(shared.empty)),
-        due_(clock()) {
+        due_(cycles()) {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
   }
 
@@ -54,11 +54,16 @@ class CopyAhead {
     if (last >= kSlots) last -= kSlots, parity ^= 1;
     await_phase(a_, empty_ + 8 * last, parity, layer_);
     if (pace > 0) {
-      int now = static_cast<int>(clock());
-      while (now - due_ < 0) now = static_cast<int>(clock());
-      due_ = now - due_ > pace ? now + pace : due_ + pace;
+      // The counter begins anew every few seconds: unsigned, for in signed numbers that overflow
+      // the compiler may compare `now` with `due_` themselves, and a step waits for a whole turn of
+      // it.
+      uint32_t now = cycles();
+      while (late_by(now) < 0) now = cycles();
+      due_ = late_by(now) > pace ? now + pace : due_ + pace;
     }
   }
+  __device__ static uint32_t cycles() { return static_cast<uint32_t>(clock()); }
+  __device__ int late_by(uint32_t now) const { return static_cast<int>(now - due_); }
   // The next slot, into which bytes come.
   __device__ int take(int bytes) {
     const int slot = at_;
@@ -129,8 +134,8 @@ class CopyAhead {
   const uint32_t data_, full_, empty_;
   const char* from_ = nullptr;
   uint64_t policy_ = 0;
-  int layer_ = 0, at_ = 0, due_;
-  uint32_t phase_ = 0;
+  int layer_ = 0, at_ = 0;
+  uint32_t phase_ = 0, due_;
 };
 
 }  // namespace lockstep::persistent::clustered

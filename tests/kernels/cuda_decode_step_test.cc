@@ -1,4 +1,5 @@
 // Every tensor of a decode step against fp64, each on the inputs that the step itself had.
+#include <chrono>
 #include <numeric>
 
 #include "kernels/decode_step.h"
@@ -163,35 +164,31 @@ class StepCase {
   }
 
   void run(const Ops& ops, int launches = 1) {
-    std::vector<DecodeLayer> layers;
-    for (const LayerData& layer : layers_) layers.push_back(layer.step());
-    DecodeStep step{
-        .layers = layers, .embed = embed_, .final_norm = final_norm_, .lm_head = embed_};
-    step.heads = s_.heads, step.kv_heads = s_.kv_heads, step.head_dim = s_.dim;
-    step.intermediate = s_.inner, step.eps = 1e-6f;
-    step.tokens = tokens_, step.positions = positions_, step.slots = slots_;
-    step.cos = cos_, step.sin = sin_, step.attention = {{}, context_, table_};
-    step.embed_out = embed_out_, step.final_norm_out = final_out_;
-    step.logits = logits_, step.token = token_;
-    workspace_ = zeros(decode_step_workspace(step));
-    step.workspace = workspace_;
-    fits_clusters_ = decode_step_packed(step) > 0;
-    const int64_t packed = with_packed_ ? ops.fused.decode_step_packed(step) : 0;
-    if (packed > 0) packed_ = Tensor({packed}, DType::u8, cuda_device());
-    if (packed > 0) step.packed = packed_;
+    prepare(ops);
     const DecodeProgress progress{s_.layers, s_.vocab};
-    if (packed > 0) {
-      rope_cos_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
-      rope_sin_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
-      step.rope_cos_out = rope_cos_, step.rope_sin_out = rope_sin_;
-    }
     for (int i = 0; i < launches; ++i) {
-      step.pack = packed > 0 && i == 0;
-      if (packed > 0) progress_ = zeros(progress.bytes());
-      if (packed > 0) step.progress = progress_;
-      ops.fused.decode_step({}, step);
+      if (!step_.packed.empty()) progress_ = zeros(progress.bytes());
+      if (!step_.packed.empty()) step_.progress = progress_;
+      launch(ops);
     }
     wait_for(cuda_device());
+  }
+
+  // The longest of the launches, one after another, that so many seconds hold.
+  double longest_launch(const Ops& ops, double seconds) {
+    using Clock = std::chrono::steady_clock;
+    const auto since = [](Clock::time_point begin) {
+      return std::chrono::duration<double>(Clock::now() - begin).count();
+    };
+    prepare(ops);
+    double longest = 0;
+    for (const auto begin = Clock::now(); since(begin) < seconds;) {
+      const auto launched = Clock::now();
+      launch(ops);
+      wait_for(cuda_device());
+      longest = std::max(longest, since(launched));
+    }
+    return longest;
   }
 
   // Whether clusters can compute it, where the device has them.
@@ -249,6 +246,33 @@ class StepCase {
   }
 
  private:
+  void prepare(const Ops& ops) {
+    step_layers_.clear();
+    for (const LayerData& layer : layers_) step_layers_.push_back(layer.step());
+    step_ = {.layers = step_layers_, .embed = embed_, .final_norm = final_norm_, .lm_head = embed_};
+    step_.heads = s_.heads, step_.kv_heads = s_.kv_heads, step_.head_dim = s_.dim;
+    step_.intermediate = s_.inner, step_.eps = 1e-6f;
+    step_.tokens = tokens_, step_.positions = positions_, step_.slots = slots_;
+    step_.cos = cos_, step_.sin = sin_, step_.attention = {{}, context_, table_};
+    step_.embed_out = embed_out_, step_.final_norm_out = final_out_;
+    step_.logits = logits_, step_.token = token_;
+    workspace_ = zeros(decode_step_workspace(step_));
+    step_.workspace = workspace_;
+    fits_clusters_ = decode_step_packed(step_) > 0;
+    const int64_t packed = with_packed_ ? ops.fused.decode_step_packed(step_) : 0;
+    if (packed == 0) return;
+    packed_ = Tensor({packed}, DType::u8, cuda_device());
+    step_.packed = packed_;
+    step_.pack = true;
+    rope_cos_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
+    rope_sin_ = far({rows_, s_.dim / 2}, DType::f32, Values(rows_ * s_.dim / 2, std::nan("")));
+    step_.rope_cos_out = rope_cos_, step_.rope_sin_out = rope_sin_;
+  }
+  void launch(const Ops& ops) {
+    ops.fused.decode_step({}, step_);
+    step_.pack = false;
+  }
+
   void make_angles() {
     const int64_t entries = *std::ranges::max_element(contexts_) + 1, half = s_.dim / 2;
     Values cos, sin;
@@ -421,6 +445,8 @@ class StepCase {
   Tensor workspace_, packed_, progress_;
   Far rope_cos_, rope_sin_;
   bool with_packed_, fits_clusters_ = false;
+  std::vector<DecodeLayer> step_layers_;
+  DecodeStep step_;
 };
 
 class CudaDecodeStep : public CudaTest {
@@ -495,6 +521,16 @@ TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
   odd.layers = 3, odd.vocab = 1056;
   EXPECT_TRUE(expect_right(odd, {1, 2, 9, 127, 128, 129, 255, 257}, 7));
   EXPECT_TRUE(expect_right(odd, {130, 31}, 2, 64));
+}
+
+// Copies are spaced by a counter of cycles, which begins anew every two seconds or so: a block that
+// waits just then once waited for a whole turn of it, or for so many that the step was given up.
+TEST_F(CudaDecodeStep, WaitsNoLongerWhereTheCounterOfCyclesBeginsAnew) {
+  Sizes deep = k06B;
+  deep.layers = 28, deep.vocab = 1056;
+  EXPECT_LT(StepCase(deep, {300}).longest_launch(*ops_, 12), 0.5);
+  deep.layers = 4;
+  EXPECT_LT(StepCase(deep, {40, 7, 131, 1, 16, 17, 100, 300}).longest_launch(*ops_, 8), 0.5);
 }
 
 TEST_F(CudaDecodeStep, ComputesLongContexts) {
