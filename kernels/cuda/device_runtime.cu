@@ -111,7 +111,8 @@ void wait(CUstream_st* stream) {
   const cudaError_t status = cudaStreamSynchronize(stream);
   BadIndex* seen = bad_index_report();
   // A launch that was given up may break on its way out, which says less than why it was.
-  if (status != cudaSuccess && seen->of == BadIndex::Of::step_wait) refuse(*seen);
+  if (status != cudaSuccess && seen->of == BadIndex::Of::step_wait && seen->limit > 0)
+    refuse(std::exchange(*seen, {}));
   cuda_check(status, "cudaStreamSynchronize");
   // A user's library may have left one unread, for which the next kernel would be blamed.
   cuda_check(cudaGetLastError(), "a kernel launch");

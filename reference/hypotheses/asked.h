@@ -73,7 +73,7 @@ class Asked {
 
 // A hypothesis is about the op, or, as told, about which numbers landed where alone, so that any
 // other that fits says more; or it picks rows itself, so that a part of them says less; or a row of
-// its result is made of other rows of the pass too.
+// its result is made of other rows too, in a table that says of its rows that they are apart.
 enum class Scope : uint8_t { op, told, rows, pass };
 
 // One way in which an op may go wrong: a row of a table.

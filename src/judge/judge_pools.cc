@@ -96,7 +96,7 @@ void Judge::State::judge_point(const Point& point) {
   }
 }
 
-// The same of what whole rows are off by, where what a norm reads is known only as it was stored.
+// The same of what whole rows are off by, where what a norm reads is not known bit for bit.
 // Whether it rounds inside is seldom seen then, so that it is whatever makes less of it. One place
 // is named alone where the others together show nothing.
 bool Judge::State::judge_scales(const Point& point) {
@@ -115,7 +115,7 @@ bool Judge::State::judge_scales(const Point& point) {
     for (size_t i = 0; i < ledger.places().size(); ++i) {
       const Place& place = ledger.places()[i];
       if (*place.point == point && !excused.contains(static_cast<int>(i)) &&
-          is_of_sum(contract_of(place)))
+          op_judge.scales(place, contract_of(place)).rows > 0)
         of_places.emplace_back(i, op_judge.scales(place, contract));
     }
     const ScaleSums all = all_but(ledger.places().size());

@@ -150,7 +150,7 @@ class OpJudge {
   // The sums over all rows of the place that were judged by numbers so far, whatever their pass and
   // request. Null when there are none, or some are wrong by the shares that they were merged of.
   const PlacePool* pooled(const Place& place, RoundingContract contract) const;
-  // The same of the scales of rows whose norm may have read a sum before it was stored; else none.
+  // The same of the scales of rows whose norm reads a sum that is not known bit for bit; else none.
   ScaleSums scales(const Place& place, RoundingContract contract) const;
   // The statistics of all those rows, with their limits.
   std::vector<Statistic> pooled_statistics(const Place& place, RoundingContract contract) const;
@@ -224,6 +224,8 @@ class OpJudge {
                    const JudgedPass& pass, Group& group);
   // Whether the op reads a sum before it was rounded, of which the trace has what was stored alone.
   bool reads_unrounded(const OracleCall& call, const std::vector<Place>& read) const;
+  // Whether a norm reads a sum that is known as stored alone, or was computed but for an error.
+  bool has_scales(RoundingContract contract, const Place& read, const Group& group) const;
   void add_scales(const Question& question, const Block& block, Group& group);
   // The places whose tensors the oracle is given.
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,

@@ -42,7 +42,7 @@ struct OpJudge::Group {
   };
   std::vector<Member> members;
   PlacePool* pool = nullptr;     // of the contract that is being tried; null: none takes its rows
-  RowScales* scales = nullptr;   // the same, where its norm reads a sum that is known as stored
+  RowScales* scales = nullptr;   // the same, of a norm whose sum is not known bit for bit
   std::vector<Row> rows;         // of all members
   std::vector<int32_t> tokens;   // fed at the rows
   std::vector<int64_t> lengths;  // of the rows' requests, after the pass

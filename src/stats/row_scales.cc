@@ -18,6 +18,10 @@ constexpr double kAnywhere = 1.0 / 12, kOnLattice = 1.0 / 8;
 // and of rows that are turned as they come, at a width of 8192, just over the limit.
 constexpr double kTurnedAsOne = 2;
 
+// Of a sum that was computed: how many standard deviations it may be off, and the share of a row
+// that must say where it is.
+constexpr double kMostOff = 4, kNearlyAll = 0.9;
+
 double square(double x) { return x * x; }
 
 // The numbers n that a kernel stores as one number: an interval.
@@ -86,6 +90,7 @@ bool keeps_lattice(const NormedRow& row, size_t i) {
 
 // The sums of a row that its elements are weighed by.
 struct Squares {
+  double scale = 0;  // s
   double all = 0;    // sum n^2
   double said = 0;   // the same of elements with a weight
   double moved = 0;  // sum h^2 s^2
@@ -100,13 +105,25 @@ double half_step(const NormedRow& row, size_t i) {
                             : ulp(row.stored[i], row.stored_dtype) / (2 * std::fabs(row.stored[i]));
 }
 
+bool is_computed(const NormedRow& row) { return !row.deviation.empty(); }
+
+// The most that the input is off, in units of the row's size.
+double most_off(const NormedRow& row, size_t i, double scale) {
+  return is_computed(row) ? kMostOff * row.deviation[i] * scale
+                          : std::fabs(row.normed[i]) * half_step(row, i);
+}
+
 Squares squares_of(const NormedRow& row) {
   Squares squares;
-  double factor = 0;
+  double factor = 0, of_input = 0;
+  for (size_t i = 0; i < row.got.size(); ++i) {
+    squares.all += square(row.normed[i]);
+    of_input += square(row.stored[i]);
+  }
+  squares.scale = std::sqrt(squares.all / of_input);
   for (size_t i = 0; i < row.got.size(); ++i) {
     const double square_of_n = square(row.normed[i]);
-    squares.all += square_of_n;
-    squares.moved += square_of_n * square(half_step(row, i));
+    squares.moved += square(most_off(row, i, squares.scale));
     if (!says_something(row, i)) continue;
     const double n = row.normed[i], w = row.weight[i];
     squares.said += square_of_n;
@@ -125,19 +142,32 @@ bool may_be_half_way(const NormedRow& row, size_t i) {
   return x > 0 && std::fmod(x / ulp(x, row.stored_dtype), 2) == 0;
 }
 
+// How much of an element's error is left in sum n^2 g, in units of n.
+double left_of(const NormedRow& row, const Squares& squares, size_t i) {
+  const double mean = squares.said / static_cast<double>(row.got.size());
+  return std::fabs(row.normed[i] * (says_something(row, i) ? mean - 1 : mean));
+}
+
 // The variance of sum n^2 g.
 double variance_of(const NormedRow& row, const Squares& squares) {
-  const double mean = squares.said / static_cast<double>(row.got.size());
   double variance = 0;
   for (size_t i = 0; i < row.got.size(); ++i) {
-    const double n = row.normed[i];
-    const bool says = says_something(row, i);
-    const double of_input = square(n) * (says ? mean - 1 : mean) * half_step(row, i);
+    const double off = left_of(row, squares, i) * most_off(row, i, squares.scale);
     // A lattice of half steps: twice that is a spacing.
-    variance += 4 * kOnLattice * square(of_input);
-    if (says) variance += kAnywhere * square(n * normed_of(row, i, row.got[i]).length);
+    if (!is_computed(row)) variance += 4 * kOnLattice * square(off);
+    if (says_something(row, i))
+      variance += kAnywhere * square(row.normed[i] * normed_of(row, i, row.got[i]).length);
   }
   return variance;
+}
+
+// The most that errors of a sum that was computed leave of the first order in sum n^2 g, however
+// they depend on each other.
+double most_left(const NormedRow& row, const Squares& squares) {
+  double most = 0;
+  for (size_t i = 0; is_computed(row) && i < row.got.size(); ++i)
+    most += left_of(row, squares, i) * most_off(row, i, squares.scale);
+  return most;
 }
 
 }  // namespace
@@ -155,8 +185,8 @@ void ScaleSums::add(const ScaleSums& other) {
 Statistic ScaleSums::statistic(double tail) const {
   const double gain = power > 0 ? cross / power : 0, z = deviations(*this);
   return {StatisticKind::gain, z / most_deviations(tail), 1,
-          fmt::format("{} {:.3g} of itself too {}, {:.3g} standard errors more than any rounding "
-                      "of what it reads explains",
+          fmt::format("{} {:.3g} of itself too {}, {:.3g} standard errors more than what is not "
+                      "known of its input explains",
                       rows == 1 ? "a row is" : "everything is", std::fabs(gain),
                       gain > 0 ? "large" : "small", z)};
 }
@@ -165,7 +195,9 @@ void RowScales::add(const NormedRow& row) {
   if (!is_plain(row)) return;
   const Squares squares = squares_of(row);
   const double variance = variance_of(row, squares);
-  if (!(squares.said > 0) || !(variance > 0) || !std::isfinite(variance)) return;
+  if (!(squares.said > 0) || !(variance > 0) || !std::isfinite(variance + squares.moved)) return;
+  const bool known = !is_computed(row);
+  if (!known && squares.said < kNearlyAll * squares.all) return;
   const double scale = squares.said / variance;
   const double times = squares.turn_as_one ? kTurnedAsOne * kTurnedAsOne : 1;
   columns_.resize(std::max(columns_.size(), row.got.size()));
@@ -176,14 +208,15 @@ void RowScales::add(const NormedRow& row) {
     const auto part_of = [&](double y) { return scale * n * (normed_of(row, i, y).middle - n); };
     const double part = part_of(row.got[i]);
     sums.cross += part;
-    sums.exact += part_of(stored_of(row, i, n));
-    if (may_be_half_way(row, i))
+    if (known) sums.exact += part_of(stored_of(row, i, n));
+    if (known && may_be_half_way(row, i))
       for (const double step : {-half_step(row, i), half_step(row, i)})
         sums.half_way += part_of(stored_of(row, i, n * (1 + step))) / 2;
     columns_[i] += part;
     squares_ += square(part);
   }
-  sums.allowed = sums.power * (row.gain + squares.moved / (2 * squares.all)) + scale * squares.kept;
+  sums.allowed = sums.power * (row.gain + squares.moved / (2 * squares.all)) +
+                 scale * (squares.kept + most_left(row, squares));
   sums_.add(sums);
   if (worst_.rows == 0 || deviations(sums) > deviations(worst_)) worst_ = sums;
 }

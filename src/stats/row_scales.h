@@ -18,6 +18,10 @@
 // added.) The last line is of one sign and at most sum h^2 / 2 |x|^2, which is allowed, as
 // Budget::gain is.
 //
+// A sum that is not stored either, but computed of what is, is off by more, and its errors depend on
+// each other: h_i is then four of its standard deviations, what that leaves of the first order at
+// most is allowed as well, and a row in which more than a tenth has no weight says nothing.
+//
 // Sums of stored numbers lie on lattices, whose roundings are not chance. Many are exactly what was
 // stored, and many half way to a neighbour: what either alone would make of the row is computed,
 // and all between nothing and both is allowed. Which way the half of a step goes is not known where
@@ -47,10 +51,11 @@
 
 namespace lockstep {
 
-// Borrowed for the call. All spans are of one length but `stored`.
+// Borrowed for the call. All spans are of one length, or empty where that is said.
 struct NormedRow {
   std::span<const double> got, normed, weight;  // y, n, w
-  std::span<const double> stored;               // x
+  std::span<const double> stored;               // x, or what was computed of it
+  std::span<const double> deviation;            // of that, each; empty: x is known as stored
   DType dtype = DType::bf16, stored_dtype = DType::bf16;
   bool rounds_inside = false;  // n is rounded to dtype before it is weighed
   double gain = 0;             // Budget::gain: what a kernel's own arithmetic may make of a row

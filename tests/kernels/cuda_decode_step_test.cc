@@ -181,6 +181,8 @@ class StepCase {
       return std::chrono::duration<double>(Clock::now() - begin).count();
     };
     prepare(ops);
+    launch(ops);  // the first one is loaded, and packs weights
+    wait_for(cuda_device());
     double longest = 0;
     for (const auto begin = Clock::now(); since(begin) < seconds;) {
       const auto launched = Clock::now();
@@ -528,7 +530,11 @@ TEST_F(CudaDecodeStep, ComputesRowsByClusters) {
 TEST_F(CudaDecodeStep, WaitsNoLongerWhereTheCounterOfCyclesBeginsAnew) {
   Sizes deep = k06B;
   deep.layers = 28, deep.vocab = 1056;
-  EXPECT_LT(StepCase(deep, {300}).longest_launch(*ops_, 12), 0.5);
+  StepCase one(deep, {300});
+  const double longest = one.longest_launch(*ops_, 12);
+  if (!one.fits_clusters())
+    GTEST_SKIP() << "this device has no clusters for it, which alone wait so";
+  EXPECT_LT(longest, 0.5);
   deep.layers = 4;
   EXPECT_LT(StepCase(deep, {40, 7, 131, 1, 16, 17, 100, 300}).longest_launch(*ops_, 8), 0.5);
 }

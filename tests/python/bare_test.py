@@ -232,6 +232,45 @@ for i, layer in enumerate(model.model.layers):
             self.assertEqual((verdict.first.layer, verdict.first.point), (2, "mlp.norm"), verdict)
         self.assertFalse(self.judged_by_sums(1e-2, False, range(6)))
 
+    def judged_by_norms(self, factor):
+        """Of a trace that has norms and what attention reads of them alone, the first mlp.norm of
+        which has this factor too much."""
+        model, seen = copy.deepcopy(support.load(QWEN3)), {}
+        tokens, head = support.tokens(16, 1, model.config.vocab_size), model.config.head_dim
+
+        def see(place, _module, _inputs, made):
+            rows = made[0].float()
+            is_heads = place[-6:] in ("attn.q", "attn.k", "attn.v")
+            seen[place] = (rows.unflatten(-1, (-1, head)) if is_heads else rows).numpy()
+
+        def norm(module, x):
+            values = x.float()
+            values *= torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+            return (values.to(x.dtype).float() * (module.weight.float() * factor)).to(x.dtype)
+
+        for i, layer in enumerate(model.model.layers):
+            shown = {"attn.norm": layer.input_layernorm, "mlp.norm": layer.post_attention_layernorm}
+            shown |= {f"attn.{c}": getattr(layer.self_attn, f"{c}_proj") for c in "qkv"}
+            for point, module in shown.items():
+                module.register_forward_hook(functools.partial(see, f"layer{i:06}/{point}"))
+        wrong = model.model.layers[0].post_attention_layernorm
+        wrong.forward = functools.partial(norm, wrong)
+        with torch.no_grad():
+            see("model/logits", None, None, model(tokens).logits)
+        seen["model/token"] = seen["model/logits"].argmax(-1)
+        with h5py.File(self.path, "w") as file:
+            file.attrs["dtype"] = "bf16"
+            file["passes/token"], file["passes/position"] = tokens[0].numpy(), range(16)
+            for place, numbers in seen.items():
+                file[f"tensors/pass000000/{place}"] = numbers
+        return lockstep.judge(self.path, QWEN3)
+
+    def test_a_factor_is_seen_though_what_its_norm_read_is_hidden(self):
+        self.assertTrue(self.judged_by_norms(1))
+        verdict = self.judged_by_norms(0.995)
+        self.assertFalse(verdict)
+        self.assertEqual((verdict.first.layer, verdict.first.point), (0, "mlp.norm"), verdict)
+
     def test_it_is_inspected(self):
         self.write()
         for more in ((), ("--points", "mlp.norm", "--layers", "2"), ("--passes",)):

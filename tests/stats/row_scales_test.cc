@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -23,6 +24,11 @@ struct Engine {
   double scale = 0;         // of every row, whose eps makes it so; 0: as its eps says
   double of_branch = 0.25;  // how large what is added to the stream is
   double tiny = 0;          // the weight of every twentieth element; 0: none is so
+  double factor = 1;        // of what is normed: another is wrong
+  // Of a sum that is not stored but computed: a deviation of that, as a share of the stream's size;
+  // whether it is one error in all rows, or one number times the stream; what the kernel reads.
+  double off = 0;
+  bool off_alike = false, off_along = false, reads_stored = false;
 };
 
 double as_f32(double x) { return static_cast<float>(x); }
@@ -35,7 +41,10 @@ class Stream {
       weight_.push_back(engine.weight > 0 ? engine.weight
                                           : stored(0.5 + std::fabs(normal_(random_))));
     for (size_t i = 0; i < engine.width && engine.tiny > 0; i += 20) weight_[i] = -engine.tiny;
+    for (size_t i = 0; i < engine.width; ++i) alike_.push_back(normal_(random_));
   }
+
+  void leave_without_weight(size_t elements) { std::fill_n(weight_.begin(), elements, 0); }
 
   void add_row(RowScales& scales) {
     const size_t n = engine_.width;
@@ -47,8 +56,11 @@ class Stream {
       branch_[i] = next(branch_[i], engine_.size * engine_.of_branch, 0);
       sum[i] = as_f32(stored(stream_[i]) + stored(branch_[i]));
       x[i] = stored(sum[i]);
+      if (engine_.reads_stored) sum[i] = x[i];
+      if (engine_.off > 0) x[i] = computed(sum[i], i);
       squares += sum[i] * sum[i], known += x[i] * x[i];
     }
+    const std::vector<double> deviation(engine_.off > 0 ? n : 0, engine_.off * engine_.size);
     const double of = 1 / static_cast<double>(n);
     if (engine_.scale > 0)
       engine_.eps = engine_.wrong_eps = 1 / (engine_.scale * engine_.scale) - squares * of;
@@ -56,13 +68,14 @@ class Stream {
     const double exact = 1 / std::sqrt(known * of + engine_.eps);
     for (size_t i = 0; i < n; ++i) {
       normed[i] = x[i] * exact;
-      const double made = as_f32(sum[i] * scale);
+      const double made = as_f32(sum[i] * scale * engine_.factor);
       got[i] = stored((engine_.rounds_inside ? stored(made) : made) * weight_[i]);
     }
     scales.add({.got = got,
                 .normed = normed,
                 .weight = weight_,
                 .stored = x,
+                .deviation = deviation,
                 .dtype = engine_.dtype,
                 .stored_dtype = engine_.dtype,
                 .rounds_inside = engine_.rounds_inside,
@@ -81,6 +94,13 @@ class Stream {
 
  private:
   double stored(double x) const { return round_to(x, engine_.dtype); }
+  // What a computation makes of a sum that it knows but for an error.
+  double computed(double x, size_t i) {
+    const double off = engine_.off_along   ? x / engine_.size * alike_[0]
+                       : engine_.off_alike ? alike_[i]
+                                           : normal_(random_);
+    return x + engine_.off * engine_.size * off;
+  }
   double next(double before, double size, double more) {
     const double fresh = size * (normal_(random_) + more);
     const double keeps = std::sqrt(1 - engine_.drift * engine_.drift);
@@ -90,7 +110,7 @@ class Stream {
   Engine engine_;
   std::mt19937 random_;
   std::normal_distribution<double> normal_;
-  std::vector<double> stream_, branch_, weight_;
+  std::vector<double> stream_, branch_, weight_, alike_;
 };
 
 std::vector<Engine> right_engines() {
@@ -182,6 +202,60 @@ TEST(RowScales, ShowAnEpsInManyRows) {
     less.wrong_eps = 1e-5;
     EXPECT_LE(Stream::of_rows(less, 4096, 1), 1) << rounds_inside;
   }
+}
+
+// Where the sum is hidden, it is computed of what is not: off by far more than a rounding, alike in
+// all rows or not, and also in the very direction of the stream.
+TEST(RowScales, OfSumsThatAreComputedAreWithinTheLimitWhateverTheyAreOffBy) {
+  for (Engine engine : right_engines())
+    for (const double off : {0.003, 0.02, 0.2})
+      for (int way = 0; way < 4; ++way) {
+        engine.off = off, engine.reads_stored = way == 3;
+        engine.off_alike = way == 1, engine.off_along = way == 2;
+        for (const int rows : {1, 60}) EXPECT_LE(Stream::of_rows(engine, rows, 3), 1) << off << way;
+      }
+}
+// What an eps, or elements without a weight, leave of an error is no chance either: in the
+// direction of the stream it was up to seven times the limit.
+TEST(RowScales, OfSumsThatAreComputedAllowWhatAnEpsOrNoWeightLeavesOfTheirErrors) {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const bool alike : {false, true})
+      for (const unsigned seed : {3u, 4u, 5u}) {
+        for (const double eps : {0.01, 0.1, 0.5, 2.0}) {
+          Engine engine = {.width = 1024, .dtype = dtype, .eps = eps, .wrong_eps = eps};
+          engine.off = 0.005, engine.off_along = !alike, engine.off_alike = alike;
+          for (const int rows : {1, 60})
+            EXPECT_LE(Stream::of_rows(engine, rows, seed), 1) << eps << " " << rows;
+        }
+        for (const size_t without : {20, 51, 81}) {
+          Stream stream({.width = 1024, .dtype = dtype, .off = 0.002, .off_along = true}, seed);
+          stream.leave_without_weight(without);
+          RowScales scales;
+          for (int i = 0; i < 60; ++i) stream.add_row(scales);
+          const std::vector<Statistic> statistics = scales.statistics(1e-9);
+          ASSERT_EQ(statistics.size(), 1);
+          EXPECT_LE(statistics[0].value, 1) << without;
+        }
+      }
+}
+TEST(RowScales, OfSumsThatAreComputedShowAFactor) {
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const bool rounds_inside : {false, true})
+      for (const double factor : {0.998, 1.002, 1.01}) {
+        Engine engine = {.dtype = dtype, .rounds_inside = rounds_inside, .factor = factor};
+        engine.off = 0.005;
+        EXPECT_GT(Stream::of_rows(engine, 60, 3), 1) << factor;
+        engine.off = 0.2;  // as much as it may hide then
+        EXPECT_LE(Stream::of_rows(engine, 60, 3), 1) << factor;
+      }
+}
+// A row of which much has no weight says nothing without its sum.
+TEST(RowScales, OfSumsThatAreComputedAreNoneWhereTooLittleHasAWeight) {
+  Stream stream({.factor = 1.01, .off = 0.005}, 3);
+  stream.leave_without_weight(128);
+  RowScales scales;
+  for (int i = 0; i < 60; ++i) stream.add_row(scales);
+  EXPECT_TRUE(scales.statistics(1e-9).empty());
 }
 
 TEST(RowScales, LeaveOutRowsThatOverflow) {
