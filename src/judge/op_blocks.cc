@@ -123,7 +123,8 @@ bool OpJudge::judge_block(const Question& question, size_t first, const Exact& e
         "what is not recorded before them may be off by more than their own results are large"));
     return false;
   }
-  if (group.scales && block.dtype != DType::f32) add_scales(question, block, group);
+  if (group.has_scales(call.contract, question.read) && block.dtype != DType::f32)
+    add_scales(question, block, group);
   if (group.pool) pools_.wait();
   measure_block(block, group, rows_);
   return true;
@@ -153,11 +154,6 @@ bool OpJudge::reads_unrounded(const OracleCall& call, const std::vector<Place>& 
   return !hidden || hidden->deviation.data.view().empty();
 }
 
-bool OpJudge::has_scales(RoundingContract contract, const Place& read, const Group& group) const {
-  return group.blurred && read.point->op == OpKind::add &&
-         (group.blurred_inputs || is_of_sum(contract));
-}
-
 // The chain of Hugging Face shows a row before it is weighed.
 void OpJudge::add_scales(const Question& question, const Block& block, Group& group) {
   OracleCall call = question.call;
@@ -169,25 +165,28 @@ void OpJudge::add_scales(const Question& question, const Block& block, Group& gr
   const double gain = gain_of(block.place.point->op, chain);
   const HiddenTensor* hidden = hidden_.find(question.read[0]);
   const SelectedRows deviations(hidden ? &hidden->deviation : nullptr, call.rows);
-  if (group.blurred_inputs && deviations.view().empty()) return;
-  std::vector<double> of_got, of_stored, of_deviation;
+  const SelectedRows samples(hidden ? &hidden->samples : nullptr, call.rows);
+  if (group.blurred_inputs && (deviations.view().empty() || samples.view().empty())) return;
+  std::vector<double> of_got, of_stored, of_deviation, of_samples;
   for (size_t i = 0; i < block.rows.size(); ++i) {
     const auto of_row = [&](const Numbers& all) { return std::span(all).subspan(i * size, size); };
+    const auto optional_row = [i](const TensorView& all, std::vector<double>& room) {
+      return all.empty() ? std::span<const double>() : row_of(all, static_cast<int64_t>(i), room);
+    };
     const NormedRow row = {
         .got = row_of(block.got, static_cast<int64_t>(i), of_got),
         .normed = of_row(chain.steps[0].value),
         .weight = of_row(chain.steps[0].slope),
         .stored = row_of(call.inputs[0], static_cast<int64_t>(i), of_stored),
-        .deviation = deviations.view().empty()
-                         ? std::span<const double>()
-                         : row_of(deviations.view(), static_cast<int64_t>(i), of_deviation),
+        .deviation = optional_row(deviations.view(), of_deviation),
+        .samples = optional_row(samples.view(), of_samples),
         .dtype = block.dtype,
         .stored_dtype = dtype_at(question.read[0]),
         .rounds_inside = block.exact.contract == RoundingContract::hf ||
                          block.exact.contract == RoundingContract::hf_unrounded_sum,
         .gain = gain};
     group.members[group.owner[block.first + i]].scales.add(row);
-    group.scales->add(row);
+    if (group.scales) group.scales->add(row);
   }
 }
 

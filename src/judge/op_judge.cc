@@ -358,8 +358,7 @@ void OpJudge::judge_under(RoundingContract contract, const Place& place,
       stricter_of(first) == first && !group.blurred && !group.exact_angles && !group.merged;
   group.pool = pools ? &pools_[{key_of(place), contract}] : nullptr;
   begin_measures(place, group, group.pool, ProfiledRows::wrong);
-  if (inputs.size() == 1 && has_scales(contract, inputs[0], group))  // an add has two
-    group.scales = &scales_[{key_of(place), contract}];
+  if (group.has_scales(contract, inputs)) group.scales = &scales_[{key_of(place), contract}];
   const bool measured = measure_under(contract, place, inputs, pass, group);
   group.scales = nullptr;
   if (!measured) {

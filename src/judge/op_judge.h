@@ -224,8 +224,6 @@ class OpJudge {
                    const JudgedPass& pass, Group& group);
   // Whether the op reads a sum before it was rounded, of which the trace has what was stored alone.
   bool reads_unrounded(const OracleCall& call, const std::vector<Place>& read) const;
-  // Whether a norm reads a sum that is known as stored alone, or was computed but for an error.
-  bool has_scales(RoundingContract contract, const Place& read, const Group& group) const;
   void add_scales(const Question& question, const Block& block, Group& group);
   // The places whose tensors the oracle is given.
   std::vector<Place> read_by(RoundingContract contract, const std::vector<Place>& inputs,

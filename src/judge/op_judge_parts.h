@@ -58,6 +58,13 @@ struct OpJudge::Group {
   bool exact_angles = false;    // rope: its tables are not read, but made
   bool merged = false;          // attention: of its shares, which it reads instead of the cache
 
+  // Whether it is of a norm that reads a sum which is known as stored alone, or was computed but
+  // for an error: what its rows are off by says more then. An add reads two.
+  bool has_scales(RoundingContract contract, std::span<const Place> read) const {
+    return blurred && read.size() == 1 && read[0].point->op == OpKind::add &&
+           (blurred_inputs || is_of_sum(contract));
+  }
+
   // Gives each member this outcome, of no numbers.
   void refuse(const NodeOutcome& outcome) {
     for (Member& member : members) *member.outcomes = {outcome};

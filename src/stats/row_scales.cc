@@ -18,9 +18,10 @@ constexpr double kAnywhere = 1.0 / 12, kOnLattice = 1.0 / 8;
 // and of rows that are turned as they come, at a width of 8192, just over the limit.
 constexpr double kTurnedAsOne = 2;
 
-// Of a sum that was computed: how many standard deviations it may be off, and the share of a row
-// that must say where it is.
-constexpr double kMostOff = 4, kNearlyAll = 0.9;
+// Of a sum that was computed: how many standard deviations an element may be off, and the share of
+// a row that must say where it is. What samples say of the squares of all errors is taken times
+// kRough, at a quarter of their degrees of freedom, since they are few.
+constexpr double kMostOff = 8, kNearlyAll = 0.9, kRough = 4, kSquaresTail = 1e-9;
 
 double square(double x) { return x * x; }
 
@@ -99,6 +100,26 @@ struct Squares {
   bool turn_as_one = true;
 };
 
+// The most that the squares of a computed sum's errors add up to.
+double most_squares(const NormedRow& row) {
+  const size_t size = row.got.size(), count = row.samples.size() / size;
+  double sum = 0, of_squares = 0;
+  for (size_t s = 0; s < count; ++s) {
+    double squares = 0;
+    for (size_t i = 0; i < size; ++i) squares += square(row.samples[s * size + i]);
+    sum += squares, of_squares += square(squares);
+  }
+  if (!(sum > 0)) return 0;
+  const double mean = sum / static_cast<double>(count);
+  const double variance = of_squares / static_cast<double>(count) - square(mean);
+  constexpr double kMany = 1e6;
+  // Errors in one direction have one degree; of a variance of 0 there are as many as can be.
+  const double degrees =
+      variance > 0 ? std::clamp(2 * square(mean) / variance / kRough, 1.0, kMany) : kMany;
+  const auto whole = static_cast<int64_t>(degrees);
+  return kRough * mean * chi_square_quantile(whole, kSquaresTail) / static_cast<double>(whole);
+}
+
 // Half a spacing of the input, as a share of it.
 double half_step(const NormedRow& row, size_t i) {
   return row.stored[i] == 0 ? 0
@@ -123,7 +144,7 @@ Squares squares_of(const NormedRow& row) {
   squares.scale = std::sqrt(squares.all / of_input);
   for (size_t i = 0; i < row.got.size(); ++i) {
     const double square_of_n = square(row.normed[i]);
-    squares.moved += square(most_off(row, i, squares.scale));
+    if (!is_computed(row)) squares.moved += square(most_off(row, i, squares.scale));
     if (!says_something(row, i)) continue;
     const double n = row.normed[i], w = row.weight[i];
     squares.said += square_of_n;
@@ -133,7 +154,16 @@ Squares squares_of(const NormedRow& row) {
     const double spacing = row.rounds_inside ? ulp(n, row.dtype) : ulp(w * n, row.dtype) / w;
     squares.kept += std::fabs(n * spacing) / 4;
   }
+  if (is_computed(row)) squares.moved = square(squares.scale) * most_squares(row);
   return squares;
+}
+
+// The exact row before its weight of a sum that a kernel may have read exactly: of one that is
+// computed, its rounded number.
+double may_have_read(const NormedRow& row, size_t i) {
+  const double x = row.stored[i], rounded = round_to(x, row.stored_dtype);
+  const bool is_number = x != 0 && std::isfinite(rounded);
+  return is_computed(row) && is_number ? row.normed[i] * rounded / x : row.normed[i];
 }
 
 // Whether a sum half way to a neighbour is stored so: of an even number.
@@ -208,7 +238,8 @@ void RowScales::add(const NormedRow& row) {
     const auto part_of = [&](double y) { return scale * n * (normed_of(row, i, y).middle - n); };
     const double part = part_of(row.got[i]);
     sums.cross += part;
-    if (known) sums.exact += part_of(stored_of(row, i, n));
+    const double read = may_have_read(row, i);
+    sums.exact += scale * n * (normed_of(row, i, stored_of(row, i, read)).middle - read);
     if (known && may_be_half_way(row, i))
       for (const double step : {-half_step(row, i), half_step(row, i)})
         sums.half_way += part_of(stored_of(row, i, n * (1 + step))) / 2;

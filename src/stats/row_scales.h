@@ -18,9 +18,12 @@
 // added.) The last line is of one sign and at most sum h^2 / 2 |x|^2, which is allowed, as
 // Budget::gain is.
 //
-// A sum that is not stored either, but computed of what is, is off by more, and its errors depend on
-// each other: h_i is then four of its standard deviations, what that leaves of the first order at
-// most is allowed as well, and a row in which more than a tenth has no weight says nothing.
+// A sum that is not stored either, but computed of what is, is off by more, and its errors depend
+// on each other. What eight of its standard deviations leave of the first order, all of one sign,
+// is allowed as well; |e|^2 is what samples of the error have, by the chi-square of as many degrees
+// as they scatter like, a quarter of them, and four times that. A row in which more than a tenth
+// has no weight says nothing. Its kernel may have read such a sum rounded: of the lattice that it
+// lies on then, what makes something of the row is computed as if the rounded one had been read.
 //
 // Sums of stored numbers lie on lattices, whose roundings are not chance. Many are exactly what was
 // stored, and many half way to a neighbour: what either alone would make of the row is computed,
@@ -55,7 +58,9 @@ namespace lockstep {
 struct NormedRow {
   std::span<const double> got, normed, weight;  // y, n, w
   std::span<const double> stored;               // x, or what was computed of it
-  std::span<const double> deviation;            // of that, each; empty: x is known as stored
+  // Of what was computed, each, and samples of its errors, one after the other; empty: x is known
+  // as stored.
+  std::span<const double> deviation, samples;
   DType dtype = DType::bf16, stored_dtype = DType::bf16;
   bool rounds_inside = false;  // n is rounded to dtype before it is weighed
   double gain = 0;             // Budget::gain: what a kernel's own arithmetic may make of a row
