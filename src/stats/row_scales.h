@@ -58,8 +58,8 @@ namespace lockstep {
 struct NormedRow {
   std::span<const double> got, normed, weight;  // y, n, w
   std::span<const double> stored;               // x, or what was computed of it
-  // Of what was computed, each, and samples of its errors, one after the other; empty: x is known
-  // as stored.
+  // Each number of x may be off by this deviation, and samples tell by how much together, one after
+  // the other. Both are empty where x is known as stored.
   std::span<const double> deviation, samples;
   DType dtype = DType::bf16, stored_dtype = DType::bf16;
   bool rounds_inside = false;  // n is rounded to dtype before it is weighed
