@@ -18,9 +18,9 @@ constexpr double kAnywhere = 1.0 / 12, kOnLattice = 1.0 / 8;
 // and of rows that are turned as they come, at a width of 8192, just over the limit.
 constexpr double kTurnedAsOne = 2;
 
-// Of a sum that was computed: how many standard deviations an element may be off, and the share of
-// a row that must say where it is. What samples say of the squares of all errors is taken times
-// kRough, at a quarter of their degrees of freedom, since they are few.
+// An element of a sum that was computed may be off by kMostOff of its standard deviations, and a
+// row must say where kNearlyAll of it is. What samples say of the squares of all errors is taken
+// times kRough, at a quarter of their degrees of freedom, since they are few.
 constexpr double kMostOff = 8, kNearlyAll = 0.9, kRough = 4, kSquaresTail = 1e-9;
 
 double square(double x) { return x * x; }
