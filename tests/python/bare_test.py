@@ -185,6 +185,17 @@ for i, layer in enumerate(model.model.layers):
         self.assertIn("layer 2 mlp.norm", screen)
         self.assertIn(UNSEALED, screen)
 
+    def judged_of_one_pass(self, tokens, seen):
+        """Of a prompt, by the tensors seen at places such as `layer000002/mlp.norm`."""
+        seen["model/token"] = seen["model/logits"].argmax(-1)
+        with h5py.File(self.path, "w") as file:
+            file.attrs["dtype"] = "bf16"
+            file["passes/token"] = tokens[0].numpy()
+            file["passes/position"] = range(tokens.shape[1])
+            for place, numbers in seen.items():
+                file[f"tensors/pass000000/{place}"] = numbers
+        return lockstep.judge(self.path, QWEN3)
+
     def judged_by_sums(self, eps, fused, layers=(2,)):
         """Of a trace that has the sums that norms read and not what these are of. fused: the norm
         reads its sum in fp32, before it is stored."""
@@ -213,13 +224,7 @@ for i, layer in enumerate(model.model.layers):
                 lambda _m, _x, out: terms.append(out[0].float()))
         with torch.no_grad():
             see("model/logits", model(tokens).logits)
-        seen["model/token"] = seen["model/logits"].argmax(-1)
-        with h5py.File(self.path, "w") as file:
-            file.attrs["dtype"] = "bf16"
-            file["passes/token"], file["passes/position"] = tokens[0].numpy(), range(40)
-            for place, numbers in seen.items():
-                file[f"tensors/pass000000/{place}"] = numbers
-        return lockstep.judge(self.path, QWEN3)
+        return self.judged_of_one_pass(tokens, seen)
 
     def test_an_eps_is_seen_though_nothing_says_what_its_norm_read(self):
         for fused in (False, True):
@@ -257,13 +262,7 @@ for i, layer in enumerate(model.model.layers):
         wrong.forward = functools.partial(norm, wrong)
         with torch.no_grad():
             see("model/logits", None, None, model(tokens).logits)
-        seen["model/token"] = seen["model/logits"].argmax(-1)
-        with h5py.File(self.path, "w") as file:
-            file.attrs["dtype"] = "bf16"
-            file["passes/token"], file["passes/position"] = tokens[0].numpy(), range(16)
-            for place, numbers in seen.items():
-                file[f"tensors/pass000000/{place}"] = numbers
-        return lockstep.judge(self.path, QWEN3)
+        return self.judged_of_one_pass(tokens, seen)
 
     def test_a_factor_is_seen_though_what_its_norm_read_is_hidden(self):
         self.assertTrue(self.judged_by_norms(1))
