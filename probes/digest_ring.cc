@@ -265,11 +265,12 @@ void DigestRing::queue_copies(Slot& slot) const {
   const DigestMaker& maker = device.digests;
   const int64_t bytes = slot.in_memory;
   make_room(slot, bytes);
-  const auto copy_all = [&](char* to, CUstream_st* stream) {
-    device.copy(to, slot.pass.digests->view().data, slot.digest_bytes(), stream);
+  const auto parts_of = [&](char* to) {
+    std::vector<CopyPart> parts = {{to, slot.pass.digests->view().data, slot.digest_bytes()}};
     slot.each_tensor([&](const DigestLayout::Tap&, int64_t offset, const TensorView& view) {
-      if (view.bytes() > 0) device.copy(to + offset, view.data, view.bytes(), stream);
+      if (view.bytes() > 0) parts.push_back({to + offset, view.data, view.bytes()});
     });
+    return parts;
   };
   const bool staged = bytes <= kMostStaged;
   if (staged) {
@@ -278,13 +279,18 @@ void DigestRing::queue_copies(Slot& slot) const {
       slot.staged = Tensor({std::min(slot.capacity, with_room(bytes))}, DType::u8, slot.device);
       device.copy(slot.staged.as<char>(), slot.memory, slot.staged.view().bytes(), device.stream);
     }
-    copy_all(slot.staged.as<char>(), device.stream);
+    const std::vector<CopyPart> parts = parts_of(slot.staged.as<char>());
+    for (size_t i = 0; i < parts.size(); i += DeviceRuntime::kMostParts)
+      device.copy_parts(
+          std::span(parts).subspan(i, std::min(DeviceRuntime::kMostParts, parts.size() - i)),
+          device.stream);
   }
   maker.stream_wait(maker.digest_stream, device.stream);
   if (staged) {
     device.copy(slot.memory, slot.staged.view().data, bytes, maker.digest_stream);
   } else {
-    copy_all(slot.memory, maker.digest_stream);
+    for (const CopyPart& part : parts_of(slot.memory))
+      device.copy(part.to, part.from, part.bytes, maker.digest_stream);
     maker.stream_wait(device.stream, maker.digest_stream);  // the next pass writes there again
   }
   slot.arrived = maker.record_event(maker.digest_stream);

@@ -26,6 +26,11 @@ class HostDevice : public testing::Test {
                               check(to != nullptr && from != nullptr, "memory was wanted");
                               std::memcpy(to, from, static_cast<size_t>(bytes));
                             },
+                        .copy_parts =
+                            [](std::span<const CopyPart> parts, CUstream_st*) {
+                              for (const auto& [to, from, bytes] : parts)
+                                std::memcpy(to, from, static_cast<size_t>(bytes));
+                            },
                         .wait = [](CUstream_st*) {}});
   }
   void TearDown() override { forget_runtimes(); }

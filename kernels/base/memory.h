@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/base/digest.h"
@@ -55,6 +56,13 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   return tensor;
 }
 
+// One of several copies within a device, of which no two touch the same bytes.
+struct CopyPart {
+  void* to = nullptr;
+  const void* from = nullptr;
+  int64_t bytes = 0;
+};
+
 // The runtime of one device: what it does besides its ops. The library of CUDA ops makes one for
 // each device that is opened (cuda_ops.h) and its functions own what they need; whoever opens a
 // device registers its runtime, once in each copy of this library. Several threads may use it. A
@@ -76,6 +84,14 @@ struct DeviceRuntime {
   // Copies to or from the device, after all that the stream has queued; has read `from` when it
   // returns, unless that is pinned. `to` on the host is filled once `wait` returns.
   std::function<void(void* to, const void* from, int64_t bytes, CUstream_st* stream)> copy;
+  // The same of all parts, kMostParts at most, which lie on the device: one launch.
+  static constexpr size_t kMostParts = 16;
+  std::function<void(std::span<const CopyPart> parts, CUstream_st* stream)> copy_parts;
+  // Copies a few KiB of the host to the device and then a part that lies there, maybe into those,
+  // in one launch; has read `from` when it returns.
+  std::function<void(void* to, const void* from, int64_t bytes, const CopyPart& then,
+                     CUstream_st* stream)>
+      fill;
   // Returns when all of the stream's work is done. Throws Error when it failed, or with the first
   // bad index that an op met since the last call (see bad_index.h).
   std::function<void(CUstream_st* stream)> wait;

@@ -203,6 +203,8 @@ DeviceRuntime cuda_runtime(int index) {
           .pin = on_device(index, pin),
           .unpin = unpin,
           .copy = on_device(index, copy_bytes),
+          .copy_parts = on_device(index, copy_parts_on_device),
+          .fill = on_device(index, fill_on_device),
           .wait = on_device(index, wait),
           .sample = sample_on_device,
           .begin_graph = on_device(index, begin_graph),

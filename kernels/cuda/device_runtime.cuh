@@ -9,7 +9,10 @@ namespace lockstep {
 // on one device is taken to be on one stream at a time.
 DeviceRuntime cuda_runtime(int index);
 
-// DeviceRuntime::sample.
+// DeviceRuntime::sample, ::copy_parts and ::fill, of the current device.
 DeviceSampler sample_on_device;
+void copy_parts_on_device(std::span<const CopyPart> parts, CUstream_st* stream);
+void fill_on_device(void* to, const void* from, int64_t bytes, const CopyPart& then,
+                    CUstream_st* stream);
 
 }  // namespace lockstep

@@ -60,6 +60,66 @@ TEST_F(CudaMemory, IsAlignedAndHoldsWhatIsCopiedThere) {
   }
 }
 
+// A tensor of the device with numbers of its own, and what they are.
+struct Numbers {
+  Numbers(int64_t bytes, int seed) : home(static_cast<size_t>(bytes)) {
+    for (size_t i = 0; i < home.size(); ++i) home[i] = static_cast<char>(i * 31 + seed);
+    away = copy_on(cuda_device(), tensor_of<char>(home, {bytes}, DType::u8));
+  }
+  // What is there now.
+  std::vector<char> seen() const {
+    const Tensor back = copy_on(Device::cpu, away);
+    return {back.as<char>(), back.as<char>() + back.view().bytes()};
+  }
+  std::vector<char> home;
+  Tensor away;
+};
+
+TEST_F(CudaMemory, PartsAreCopiedAtOnceWhereverTheyBegin) {
+  // To and from addresses that are multiples of a word and that are none, of any size.
+  struct Case {
+    int64_t to, from, bytes;
+  };
+  const Case cases[] = {{0, 0, 16},       {16, 48, 1},      {32, 64, 1000000}, {7, 0, 5000},
+                        {0, 9, 70001},    {5, 5, 33},       {160, 16, 0},      {48, 32, 31},
+                        {1, 2, 3},        {64, 0, 9999999}, {3, 16, 16},       {16, 3, 17},
+                        {112, 128, 4096}, {0, 0, 2},        {15, 1, 40000},    {16, 16, 65537}};
+  ASSERT_EQ(std::size(cases), DeviceRuntime::kMostParts);
+  std::vector<Numbers> from, to;
+  std::vector<CopyPart> parts;
+  for (const Case& c : cases) {
+    from.emplace_back(c.from + c.bytes + 50, 1), to.emplace_back(c.to + c.bytes + 50, 2);
+    parts.push_back(
+        {to.back().away.as<char>() + c.to, from.back().away.as<char>() + c.from, c.bytes});
+  }
+  memory_.copy_parts(parts, memory_.stream);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    SCOPED_TRACE(i);
+    std::vector<char> want = to[i].home;
+    std::copy_n(from[i].home.begin() + cases[i].from, cases[i].bytes, want.begin() + cases[i].to);
+    EXPECT_EQ(to[i].seen(), want);
+    EXPECT_EQ(from[i].seen(), from[i].home);
+  }
+  parts.emplace_back();
+  expect_refused([&] { memory_.copy_parts(parts, memory_.stream); }, {"17 copies", "16 at most"});
+}
+
+// More than a launch can bring along, too.
+TEST_F(CudaMemory, IsFilledFromTheHostAndThenFromTheDevice) {
+  for (const int64_t bytes : {1, 100, 4096, 4097, 20000, 28672, 28673, 300000}) {
+    SCOPED_TRACE(bytes);
+    const Numbers to(bytes + 40, 2), then(44, 5);
+    std::vector<char> sent = Numbers(bytes, 9).home;
+    std::vector<char> want = to.home;
+    std::ranges::copy(sent, want.begin());
+    std::copy_n(then.home.begin() + 4, 40, want.begin() + bytes / 2);
+    memory_.fill(to.away.as<char>(), sent.data(), bytes,
+                 {to.away.as<char>() + bytes / 2, then.away.as<char>() + 4, 40}, memory_.stream);
+    std::ranges::fill(sent, 0);  // has been read by then
+    EXPECT_EQ(to.seen(), want);
+  }
+}
+
 TEST_F(CudaMemory, MoreThanTheDeviceHasIsASentence) {
   expect_refused([] { Tensor({int64_t{1} << 45}, DType::f32, cuda_device()); },
                  {"140737488355328 bytes", "device has not that much", "but", "--pages"});
