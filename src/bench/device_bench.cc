@@ -6,7 +6,8 @@
 // observed or not. Attention of long contexts is timed by itself, over pages in random order, for
 // it alone must keep pace with memory.
 //
-// Passes are timed on the host around Engine::step, which returns when the tokens are there.
+// Passes are timed on the host around Engine::step, which returns when the tokens are there. Where
+// it queues the next pass meanwhile, that is the time from token to token.
 #include "src/bench/device_bench.h"
 
 #include <fmt/format.h>

@@ -57,56 +57,97 @@ DecodeGraphs::Captured::Captured(const Kind& kind, const Model& model)
       buffers(model.config(), model.dtype(), model.device(),
               kind.observed == Observed::nothing ? Activations::Lifetime::layer
                                                  : Activations::Lifetime::pass,
-              model.placement().over_ranks) {}
+              model.placement().over_ranks),
+      observed(kind.observed) {}
+
+DecodeGraphs::Observed DecodeGraphs::observed_by(Probe& probe) {
+  if (probe.digests() != nullptr) return Observed::digests;
+  return probe.on() ? Observed::tensors : Observed::nothing;
+}
+
+DecodeGraphs::Kind DecodeGraphs::kind_of(const Batch& batch, Probe& probe) const {
+  return {decode_room(batch, exact_rows_), observed_by(probe)};
+}
+
+// A graph has the addresses of the tables in it; and what a ring wants decided what it digests.
+bool DecodeGraphs::is_current(const Captured& captured, Probe& probe) const {
+  const Batch& arguments = captured.arguments.batch();
+  const DigestRing* ring = probe.digests();
+  return !captured.graph.empty() && captured.cos.data == arguments.cos.data &&
+         captured.cos.shape == arguments.cos.shape &&
+         (ring == nullptr || captured.ring == ring->id());
+}
 
 Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
-  const DigestRing* ring = probe.digests();
-  const Kind kind{decode_room(batch, exact_rows_), ring != nullptr ? Observed::digests
-                                                   : probe.on()    ? Observed::tensors
-                                                                   : Observed::nothing};
+  const Kind kind = kind_of(batch, probe);
   Captured& captured = captured_.try_emplace(kind, kind, model_).first->second;
   captured.arguments.fill(std::move(batch), tables_);
-  const Batch& arguments = captured.arguments.batch();
-  // A graph has the addresses of the tables in it; and what a ring wants decided what it digests.
-  const bool same_tables =
-      captured.cos.data == arguments.cos.data && captured.cos.shape == arguments.cos.shape;
-  if (captured.graph.empty() || !same_tables || (ring != nullptr && captured.ring != ring->id())) {
-    const Forward forward = run_eagerly(captured, kind.observed, probe, digested);
-    capture(captured, kind.observed, probe);
+  if (!is_current(captured, probe)) {
+    const Forward forward = run_eagerly(captured, probe, digested);
+    capture(captured, probe);
     return forward;
   }
-  if (before_replay_) before_replay_(arguments);
+  if (before_replay_) before_replay_(captured.arguments.batch());
   captured.graph.replay();
-  if (kind.observed == Observed::tensors) show(captured, probe);
-  if (kind.observed == Observed::digests)
-    digested = captured.digested, digested.info = arguments.info;
+  return hand_over(captured, probe, digested);
+}
+
+TensorView DecodeGraphs::go_ahead(Batch batch, const TensorView& chosen, Probe& probe) {
+  ahead_ = nullptr;
+  const auto found = captured_.find(kind_of(batch, probe));
+  if (found == captured_.end()) return {};
+  Captured& captured = found->second;
+  const int64_t rows = batch.size();
+  captured.arguments.fill(std::move(batch), tables_, chosen.slice(0, rows));
+  if (!is_current(captured, probe)) return {};
+  const DeviceRuntime& device = runtime_of(model_.device());
+  device.digests.stream_wait(device.digests.result_stream, device.stream);
+  captured.graph.replay();
+  ahead_ = &captured;
+  return captured.arguments.batch().tokens.view().slice(0, rows);
+}
+
+bool DecodeGraphs::is_ahead(Probe& probe) const {
+  return ahead_ != nullptr && ahead_->observed == observed_by(probe) && is_current(*ahead_, probe);
+}
+
+Forward DecodeGraphs::take_ahead(PassInfo info, Probe& probe, DigestedPass& digested) {
+  Captured& captured = *std::exchange(ahead_, nullptr);
+  captured.arguments.set_info(std::move(info));
+  return hand_over(captured, probe, digested);
+}
+
+// To whoever observes the pass, which is queued.
+Forward DecodeGraphs::hand_over(const Captured& captured, Probe& probe, DigestedPass& digested) {
+  if (captured.observed == Observed::tensors) show(captured, probe);
+  if (captured.observed == Observed::digests)
+    digested = captured.digested, digested.info = captured.arguments.batch().info;
   return captured.forward;
 }
 
 // Op by op.
-Forward DecodeGraphs::run_eagerly(Captured& captured, Observed observed, Probe& probe,
-                                  DigestedPass& digested) {
+Forward DecodeGraphs::run_eagerly(Captured& captured, Probe& probe, DigestedPass& digested) {
   const Batch& arguments = captured.arguments.batch();
-  if (observed == Observed::digests)
+  if (captured.observed == Observed::digests)
     return forward_digested(model_, arguments, caches_, probe, &captured.buffers, digested);
   return model_.forward(arguments, caches_, probe, captured.buffers);
 }
 
-void DecodeGraphs::capture(Captured& captured, Observed observed, Probe& probe) {
+void DecodeGraphs::capture(Captured& captured, Probe& probe) {
   captured.graph = {};  // first of all, so that the next one can have its memory
   captured.taps.clear();
   captured.digested = {};
   captured.cos = captured.arguments.batch().cos;
-  captured.ring = observed == Observed::digests ? probe.digests()->id() : 0;
+  captured.ring = captured.observed == Observed::digests ? probe.digests()->id() : 0;
   captured.graph = DeviceGraph(model_.device(), [&] {
     const Batch& arguments = captured.arguments.batch();
-    if (observed == Observed::digests) {
+    if (captured.observed == Observed::digests) {
       captured.forward =
           forward_digested(model_, arguments, caches_, probe, &captured.buffers, captured.digested);
       return;
     }
     Taps taps(captured.taps);
-    Probe tapping = observed == Observed::tensors ? Probe(&taps) : Probe();
+    Probe tapping = captured.observed == Observed::tensors ? Probe(&taps) : Probe();
     captured.forward = model_.forward(arguments, caches_, tapping, captured.buffers);
     check(tapping.failure().empty(), "{}", tapping.failure());
   });

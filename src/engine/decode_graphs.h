@@ -45,6 +45,17 @@ class DecodeGraphs {
   // refuses a capture.
   Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
+  // Queues the pass that follows the last one while that may still be computed: its tokens are
+  // those that `chosen` has on the device by then, one a row. Whoever looks at the last pass must
+  // have queued that. Returns a copy of `chosen` that stays as it is until the next call; the
+  // device's stream of results waits for it. Nothing where there is no graph of such a pass yet,
+  // and then none is queued.
+  TensorView go_ahead(Batch batch, const TensorView& chosen, Probe& probe);
+  // Whether a pass is queued that does for this probe what run() would do.
+  bool is_ahead(Probe& probe) const;
+  // What run() does and returns, of the pass that is queued: all of `info` is known now.
+  Forward take_ahead(PassInfo info, Probe& probe, DigestedPass& digested);
+
  private:
   enum class Observed : uint8_t { nothing, tensors, digests };
   struct Kind {
@@ -59,13 +70,18 @@ class DecodeGraphs {
     Activations buffers;
     std::vector<Tap> taps;
     DigestedPass digested;
+    Observed observed;
     uint64_t ring = 0;  // whose wants it was kept for
     Forward forward;
     DeviceGraph graph;
     TensorView cos;  // where the rotary tables were when it was captured, and how large
   };
-  Forward run_eagerly(Captured& captured, Observed observed, Probe& probe, DigestedPass& digested);
-  void capture(Captured& captured, Observed observed, Probe& probe);
+  static Observed observed_by(Probe& probe);
+  Kind kind_of(const Batch& batch, Probe& probe) const;
+  bool is_current(const Captured& captured, Probe& probe) const;
+  Forward hand_over(const Captured& captured, Probe& probe, DigestedPass& digested);
+  Forward run_eagerly(Captured& captured, Probe& probe, DigestedPass& digested);
+  void capture(Captured& captured, Probe& probe);
   void show(const Captured& captured, Probe& probe) const;
 
   Model& model_;
@@ -74,6 +90,7 @@ class DecodeGraphs {
   const std::function<void(const Batch&)>& before_replay_;
   bool exact_rows_;  // as of decode_room()
   std::map<Kind, Captured> captured_;
+  Captured* ahead_ = nullptr;  // whose pass is queued
 };
 
 }  // namespace lockstep

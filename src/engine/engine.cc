@@ -5,6 +5,7 @@
 #include "src/engine/engine.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <thread>
 
@@ -98,6 +99,14 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
                                      options.dtype, options.poison));
 }
 
+Engine::~Engine() {
+  try {
+    wait_for(options_.device);
+  } catch (const std::exception&) {
+    // Nobody is left who wants what went wrong.
+  }
+}
+
 int32_t Engine::submit(Request request) {
   const int32_t id = requests();
   check(!request.prompt.empty(), "request {} has an empty prompt: give it at least one token", id);
@@ -125,6 +134,7 @@ int32_t Engine::submit(Request request) {
   Sequence sequence{.id = id, .root_request = id, .request = std::move(request)};
   sequence.tokens = sequence.request.prompt;
   scheduler_.add(sequences_.emplace_back(std::move(sequence)));
+  ahead_.clear();
   return id;
 }
 
@@ -138,6 +148,7 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
   child.request.max_new = max_new;
   scheduler_.fork(from, sequences_.emplace_back(std::move(child)));
   forked_.insert({parent, requests() - 1});
+  ahead_.clear();
   return requests() - 1;
 }
 
@@ -148,40 +159,108 @@ bool Engine::step(Probe& probe) {
   }
   // Steps in which nobody could be served are passed over.
   steps_ = scheduler_.next_busy(steps_);
-  Plan plan = scheduler_.next(steps_);
+  Chunks chunks = std::exchange(ahead_, {});
+  const bool queued = !chunks.empty() && graphs_.is_ahead(probe);
+  if (!queued) chunks = plan_pass();
   if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
-  if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
-  prepare_cache(plan);
-  if (plan.chunks.empty()) return true;  // a hook left none
-  PassInfo info = describe(plan.chunks);
+  if (chunks.empty()) return true;  // a hook left none
+  PassInfo info = describe(chunks);
+  ++passes_;
   if (probe.on()) describe_holders(info);  // it asks for every page of the pool
-  Batch batch = make_batch(std::move(info), tables_);
-  if (hooks_.before_pass) hooks_.before_pass(batch);
-  advance(plan.chunks, compute(std::move(batch), probe));
+  DigestedPass digested;
+  Forward forward = queued ? graphs_.take_ahead(std::move(info), probe, digested)
+                           : compute(std::move(info), probe, digested);
+  for (const Plan::Chunk& chunk : chunks) {
+    chunk.sequence->computed += chunk.tokens;
+    scheduler_.computed(*chunk.sequence);
+  }
+  if (options_.device != Device::cpu)
+    forward.tokens = fetch_tokens(chunks, forward, probe, std::move(digested));
+  advance(chunks, forward);
   return true;
 }
 
-// Returns tokens in host memory.
-Forward Engine::compute(Batch batch, Probe& probe) {
+// Up to where the pages of the pass are as it wants them.
+Engine::Chunks Engine::plan_pass() {
+  Plan plan = scheduler_.next(steps_);
+  if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
+  prepare_cache(plan);
+  return std::move(plan.chunks);
+}
+
+Forward Engine::compute(PassInfo info, Probe& probe, DigestedPass& digested) {
+  Batch batch = make_batch(std::move(info), tables_);
+  if (hooks_.before_pass) hooks_.before_pass(batch);
   if (options_.device == Device::cpu) return model_.forward(batch, caches_, probe);
-  DigestedPass digested;
-  const Forward forward = compute_on_device(std::move(batch), probe, digested);
-  const int64_t rows = forward.tokens.count();
+  return compute_on_device(std::move(batch), probe, digested);
+}
+
+// Returns them in host memory, once they are there. What is to be queued after the pass is queued
+// while the device is still at it.
+TensorView Engine::fetch_tokens(const Chunks& chunks, const Forward& forward, Probe& probe,
+                                DigestedPass digested) {
+  const DeviceRuntime& device = runtime_of(options_.device);
+  TensorView there;
+  const bool is_digested = digested.layout != nullptr;
+  if (goes_on(chunks, probe)) {
+    // The next pass writes where its digests are, and its points.
+    if (is_digested) probe.push(std::exchange(digested, {}));
+    there = go_ahead(chunks, forward.tokens, probe);
+  }
+  CUstream_st* stream = device.stream;
+  if (!there.empty()) {
+    stream = device.digests.result_stream;
+  } else {
+    there = forward.tokens;
+    // Digests may still be made when the tokens are here, and the next pass is made ready
+    // meanwhile.
+    if (is_digested) stream = device.digests.result_stream, device.digests.follow_ops();
+  }
+  const int64_t rows = there.count();
   if (tokens_.view().empty() || tokens_.view().count() < rows)
     tokens_ = Tensor::pinned({2 * rows}, DType::i32, options_.device);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
-  const DeviceRuntime& device = runtime_of(options_.device);
-  // Digests may still be made when the tokens are here, and the next pass is made ready meanwhile.
-  const bool is_digested = digested.layout != nullptr;
-  CUstream_st* stream = is_digested ? device.digests.result_stream : device.stream;
-  if (is_digested) device.digests.follow_ops();
-  if (rows > 0) device.copy(tokens.data, forward.tokens.data, tokens.bytes(), stream);
-  // While the device is still at the pass.
-  if (is_digested) probe.push(std::move(digested));
-  // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
-  // later.
-  device.wait(stream);
-  return {forward.logits, tokens};
+  if (rows > 0) device.copy(tokens.data, there.data, tokens.bytes(), stream);
+  if (digested.layout != nullptr) probe.push(std::move(digested));
+  try {
+    // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
+    // later.
+    device.wait(stream);
+  } catch (const Error&) {
+    // A token that is none is refused by the next pass too, if that is queued; who takes it says
+    // more.
+    const std::span all(tokens.as<const int32_t>(), rows);
+    if (ahead_.empty() || std::ranges::all_of(all, [&](int32_t t) { return in_vocabulary(t); }))
+      throw;
+  }
+  return tokens;
+}
+
+// Whether the next pass is known but for the tokens that this one chooses: all that runs goes on
+// with the most likely token, and whoever looks on does no more than queue work.
+bool Engine::goes_on(const Chunks& chunks, Probe& probe) const {
+  const bool is_hooked = hooks_.after_plan || hooks_.before_pass || hooks_.before_replay;
+  const bool looks_on = !probe.on() || probe.on_device() || probe.digests() != nullptr;
+  const auto adds_one = [](const Plan::Chunk& chunk) {
+    const Sequence& s = *chunk.sequence;
+    // A text that begins may be forked, and its last token is never fed.
+    return s.computed == s.length() && !s.argmax.empty() && s.request.forced.empty() &&
+           s.request.sampling.argmax() && s.request.sampling.logprobs == 0 &&
+           std::ssize(s.argmax) + 1 < s.request.steps();
+  };
+  return options_.graph && !is_hooked && looks_on && !probe.writes() &&
+         std::ranges::all_of(chunks, adds_one) && scheduler_.goes_on(chunks);
+}
+
+// Queues the pass after that of `chunks`, as DecodeGraphs::go_ahead does and returns. Until they
+// are known, tokens are 0.
+TensorView Engine::go_ahead(const Chunks& chunks, const TensorView& chosen, Probe& probe) {
+  for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.push_back(0);
+  Chunks next = plan_pass();
+  const TensorView tokens = graphs_.go_ahead(make_batch(describe(next), tables_), chosen, probe);
+  for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.pop_back();
+  if (!tokens.empty()) ahead_ = std::move(next);
+  return tokens;
 }
 
 Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& digested) {
@@ -227,8 +306,8 @@ void Engine::prepare_cache(const Plan& plan) {
   }
 }
 
-PassInfo Engine::describe(const std::vector<Plan::Chunk>& chunks) {
-  PassInfo info{.pass = passes_++};
+PassInfo Engine::describe(const Chunks& chunks) {
+  PassInfo info{.pass = passes_};
   for (const Plan::Chunk& chunk : chunks) {
     Sequence& s = *chunk.sequence;
     if (std::exchange(s.starts_with_cached_prefix, false))
@@ -258,13 +337,11 @@ void Engine::describe_holders(PassInfo& info) const {
       info.page_counts.push_back({page, holders});
 }
 
-void Engine::advance(const std::vector<Plan::Chunk>& chunks, const Forward& forward) {
+void Engine::advance(const Chunks& chunks, const Forward& forward) {
   int64_t row = 0;  // of the logits: the shares that reach the end of their tokens
   std::vector<Choice> choices;
   for (const Plan::Chunk& chunk : chunks) {
     Sequence& s = *chunk.sequence;
-    s.computed += chunk.tokens;
-    scheduler_.computed(s);
     if (s.computed < s.length()) continue;
     // The samples part before the first choice, so that they share all of the prompt's pages.
     std::vector<Sequence*> choosing = {&s};
@@ -338,13 +415,14 @@ void Engine::take(const Choice& choice, const Forward& forward) {
   if (s.ending == Ending::none) {
     // It is fed next, and the op that reads it would be named in the place of the one that chose.
     check(
-        token >= 0 && token < model_.config().vocab,
+        in_vocabulary(token),
         "argmax chose token {} for position {} of request {}, but the model's vocabulary is "
         "0..{}, so that nothing can go on from it: --max-new {} ends there, and judges the choice",
         token, s.tokens.size() - 1, s.id, model_.config().vocab - 1, s.argmax.size());
     return;
   }
   scheduler_.end(s);
+  ahead_.clear();
   if (!options_.prefix_cache && !forked_.contains(s.id)) ended_.push_back(s.id);
 }
 

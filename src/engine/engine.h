@@ -9,7 +9,10 @@
 //              -> draw, take            tokens, and what ends a request
 //
 // A step is one pass over chunks of several requests. Everything of it is decided on the host, and
-// the device is waited for once, when its tokens are wanted.
+// the device is waited for once, when its tokens are wanted. Where CUDA graphs are replayed and all
+// that is running adds its most likely token, the pass of the next step is queued before that, so
+// that the device need not wait for the host; it is computed anew if a text ended meanwhile, or
+// another request or probe came.
 #pragma once
 
 #include <deque>
@@ -47,6 +50,9 @@ class Engine {
   // `ops` are those of options.device. The checkpoint must outlive the engine. Throws Error when
   // memory for weights or pool is missing.
   Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& options, Hooks hooks = {});
+  ~Engine();  // waits for what it queued
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   // Queues a request and returns its id: 0, 1, ... Once its prompt is computed, its further samples
   // are forked off under new ids. Throws Error when the prompt is empty, a token is outside the
@@ -73,12 +79,19 @@ class Engine {
   int32_t requests() const { return static_cast<int32_t>(sequences_.size()); }
 
  private:
+  using Chunks = std::vector<Plan::Chunk>;
+  Chunks plan_pass();
   void prepare_cache(const Plan& plan);
-  PassInfo describe(const std::vector<Plan::Chunk>& chunks);
+  PassInfo describe(const Chunks& chunks);
   void describe_holders(PassInfo& info) const;
-  Forward compute(Batch batch, Probe& probe);
+  Forward compute(PassInfo info, Probe& probe, DigestedPass& digested);
   Forward compute_on_device(Batch batch, Probe& probe, DigestedPass& digested);
-  void advance(const std::vector<Plan::Chunk>& chunks, const Forward& forward);
+  bool goes_on(const Chunks& chunks, Probe& probe) const;
+  TensorView go_ahead(const Chunks& chunks, const TensorView& chosen, Probe& probe);
+  TensorView fetch_tokens(const Chunks& chunks, const Forward& forward, Probe& probe,
+                          DigestedPass digested);
+  bool in_vocabulary(int32_t token) const { return token >= 0 && token < model_.config().vocab; }
+  void advance(const Chunks& chunks, const Forward& forward);
   // A sequence that chooses its next token by a row of the logits.
   struct Choice {
     Sequence* sequence;
@@ -99,6 +112,7 @@ class Engine {
   DecodeGraphs graphs_;
   Tensor poisoned_;  // what some pages of one of them hold when they are handed out
   Tensor tokens_;    // chosen by the last pass on a device, in host memory
+  Chunks ahead_;     // of the pass that is queued already; empty: none is
   PagePool pool_;
   Scheduler scheduler_;
   std::deque<Sequence> sequences_;                  // a deque: the scheduler points into it

@@ -209,6 +209,13 @@ Plan Scheduler::next(int64_t step) {
   return plan;
 }
 
+bool Scheduler::goes_on(const std::vector<Plan::Chunk>& chunks) const {
+  int64_t pages = 0;
+  for (const Plan::Chunk& chunk : chunks) pages += pages_missing(*chunk.sequence, 1);
+  return options_.random_schedule_seed == 0 && waiting_.empty() &&
+         running_.size() == chunks.size() && pages <= pool_.available();
+}
+
 void Scheduler::computed(Sequence& sequence) {
   if (!options_.prefix_cache) return;
   for (auto i = std::ssize(sequence.keys); i < sequence.computed / options_.page_size; ++i) {

@@ -55,6 +55,9 @@ class Scheduler {
   int64_t next_busy(int64_t step) const;
   // The plan of step number `step`, counted from 0. Without chunks: nothing to compute now.
   Plan next(int64_t step);
+  // Whether the next plan is one more token of each of `chunks`, those of the last one, and takes
+  // pages from nobody. They must have chosen a token each.
+  bool goes_on(const std::vector<Plan::Chunk>& chunks) const;
   // True while a request has not ended, even if none can be served before it arrives.
   bool pending() const { return !waiting_.empty() || !running_.empty(); }
 

@@ -64,7 +64,23 @@ DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
   std::fill_n(host_.counters.as<int32_t>(), Batch::kCounters, 0);
 }
 
-void DeviceBatch::fill(Batch batch, RopeCache& tables) {
+// The block, and then `tokens` in the place of those that it has: on a device in one launch, which
+// every pass waits for.
+void DeviceBatch::copy_there(const TensorView& tokens) {
+  const TensorView block = device_block_;
+  const TensorView there =
+      tokens.empty() ? TensorView{} : device_.tokens.view().slice(0, tokens.count());
+  if (block.device == Device::cpu) {
+    copy(block, host_block_);
+    if (!tokens.empty()) copy(there, tokens);
+    return;
+  }
+  const DeviceRuntime& device = runtime_of(block.device);
+  device.fill(block.data, host_block_.view().data, block.bytes(),
+              {there.data, tokens.data, tokens.empty() ? 0 : tokens.bytes()}, device.stream);
+}
+
+void DeviceBatch::fill(Batch batch, RopeCache& tables, const TensorView& tokens) {
   const Room taken = room_of(batch);
   check(taken.tokens <= room_.tokens && taken.requests <= room_.requests &&
             taken.logit_rows <= room_.logit_rows && taken.pages <= room_.pages,
@@ -86,7 +102,7 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables) {
                  r < taken.requests ? table.slice(r, 1) : nothing, constant(-1));
   host_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
   host_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
-  copy(device_block_, host_block_);
+  copy_there(tokens);
   const RopeCache::Tables device_tables = tables.on_device(batch);
   device_.cos = device_tables.cos;
   device_.sin = device_tables.sin;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <compare>
+#include <utility>
 
 #include "src/model/batch.h"
 
@@ -23,13 +24,18 @@ class DeviceBatch {
   DeviceBatch(const Room& room, Device device);
 
   // Throws Error when the batch takes more than there is room for. The copy is made in the stream
-  // of the device, and the host's block is free for the next call when it returns.
-  void fill(Batch batch, RopeCache& tables);
+  // of the device, and the host's block is free for the next call when it returns. `tokens`, on the
+  // device, are taken in the place of the batch's, unless there are none.
+  void fill(Batch batch, RopeCache& tables, const TensorView& tokens = {});
 
   // The batch that it was filled with last. Its `info` is without the padding.
   const Batch& batch() const { return device_; }
+  // Where it was filled before all of that was known.
+  void set_info(PassInfo info) { device_.info = std::move(info); }
 
  private:
+  void copy_there(const TensorView& tokens);
+
   Room room_;
   Tensor host_block_, device_block_;
   Batch host_, device_;  // parts of the blocks

@@ -57,6 +57,21 @@ TEST(DeviceBatch, OfAnotherPassForgetsTheLastOneAndStaysWhereItIs) {
             (std::vector<int32_t>{1, -1, -1, -1, -1, -1}));
 }
 
+TEST(DeviceBatch, TakesTokensThatAreThereInThePlaceOfTheBatchs) {
+  const ModelConfig config = small_config();
+  RopeCache tables(config);
+  DeviceBatch there({.tokens = 5, .requests = 4, .logit_rows = 4, .pages = 4}, Device::cpu);
+  const std::vector<int32_t> chosen = {91, 92, 93};
+  there.fill(make_batch(two_requests(), tables), tables,
+             tensor_of<int32_t>(chosen, {3}, DType::i32));
+  EXPECT_EQ(values<int32_t>(there.batch().tokens), (std::vector<int32_t>{91, 92, 93, 0, 0}));
+  EXPECT_EQ(values<int32_t>(there.batch().positions), (std::vector<int32_t>{2, 3, 6, 0, 0}));
+  PassInfo known = two_requests();
+  known.rows[2].token = 93;
+  there.set_info(known);
+  EXPECT_EQ(there.batch().info.rows[2].token, 93);
+}
+
 TEST(DeviceBatch, RefusesAPassThatIsLargerThanItsRoom) {
   const ModelConfig config = small_config();
   RopeCache tables(config);
