@@ -28,6 +28,7 @@ class HostDevice : public testing::Test {
                             },
                         .copy_parts =
                             [](std::span<const CopyPart> parts, CUstream_st*) {
+                              check(parts.size() <= DeviceRuntime::kMostParts, "too many parts");
                               for (const auto& [to, from, bytes] : parts)
                                 std::memcpy(to, from, static_cast<size_t>(bytes));
                             },

@@ -56,7 +56,7 @@ Tensor tensor_of(std::span<const T> values, const Shape& shape, DType dtype) {
   return tensor;
 }
 
-// One of several copies within a device, of which no two touch the same bytes.
+// A copy within a device. Of several that are made at once no two touch the same bytes.
 struct CopyPart {
   void* to = nullptr;
   const void* from = nullptr;
@@ -84,11 +84,12 @@ struct DeviceRuntime {
   // Copies to or from the device, after all that the stream has queued; has read `from` when it
   // returns, unless that is pinned. `to` on the host is filled once `wait` returns.
   std::function<void(void* to, const void* from, int64_t bytes, CUstream_st* stream)> copy;
-  // The same of all parts, kMostParts at most, which lie on the device: one launch.
+  // Queues one launch for all parts, kMostParts at most, which lie on the device.
   static constexpr size_t kMostParts = 16;
   std::function<void(std::span<const CopyPart> parts, CUstream_st* stream)> copy_parts;
-  // Copies a few KiB of the host to the device and then a part that lies there, maybe into those,
-  // in one launch; has read `from` when it returns.
+  // Copies from the host to the device, and then a part that lies there, maybe into those bytes:
+  // one launch where there are 28 KiB at most, else two copies. `from`, which is not pinned, has
+  // been read when it returns.
   std::function<void(void* to, const void* from, int64_t bytes, const CopyPart& then,
                      CUstream_st* stream)>
       fill;

@@ -33,6 +33,7 @@ __global__ void copy_parts(const __grid_constant__ Parts parts) {
             int64_t{gridDim.x} * kThreads);
 }
 
+// The bytes that a launch brings along, as arguments, of which CUDA 12.1 and later take 32 KB.
 template <int kMost>
 struct Carried {
   uint4 words[kMost / sizeof(uint4)];
@@ -75,7 +76,7 @@ void copy_parts_on_device(std::span<const CopyPart> parts, CUstream_st* stream) 
 
 void fill_on_device(void* to, const void* from, int64_t bytes, const CopyPart& then,
                     CUstream_st* stream) {
-  constexpr int kFew = 4 << 10, kMany = 28 << 10;  // of the 32 KB that arguments may have
+  constexpr int kFew = 4 << 10, kMany = 28 << 10;
   if (bytes <= kFew) return launch_fill<kFew>(to, from, bytes, then, stream);
   if (bytes <= kMany) return launch_fill<kMany>(to, from, bytes, then, stream);
   cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");

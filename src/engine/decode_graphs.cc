@@ -134,7 +134,8 @@ Forward DecodeGraphs::run_eagerly(Captured& captured, Probe& probe, DigestedPass
 }
 
 void DecodeGraphs::capture(Captured& captured, Probe& probe) {
-  captured.graph = {};  // first of all, so that the next one can have its memory
+  wait_for(model_.device());  // a pass that was queued ahead and is of no use may work in it
+  captured.graph = {};        // first of all, so that the next one can have its memory
   captured.taps.clear();
   captured.digested = {};
   captured.cos = captured.arguments.batch().cos;

@@ -45,15 +45,15 @@ class DecodeGraphs {
   // refuses a capture.
   Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
-  // Queues the pass that follows the last one while that may still be computed: its tokens are
-  // those that `chosen` has on the device by then, one a row. Whoever looks at the last pass must
-  // have queued that. Returns a copy of `chosen` that stays as it is until the next call; the
-  // device's stream of results waits for it. Nothing where there is no graph of such a pass yet,
-  // and then none is queued.
+  // Queues the pass that follows the last one while the last one may still be at work: its tokens
+  // are those that `chosen` has on the device by then, one a row. Whoever looks at the last pass
+  // must have queued that; nobody sees the arguments before the replay. Returns a copy of `chosen`
+  // that stays as it is until the next call of this or run(); the device's stream of results waits
+  // for it. Nothing where there is no graph of such a pass yet, and then none is queued.
   TensorView go_ahead(Batch batch, const TensorView& chosen, Probe& probe);
   // Whether a pass is queued that does for this probe what run() would do.
   bool is_ahead(Probe& probe) const;
-  // What run() does and returns, of the pass that is queued: all of `info` is known now.
+  // Does and returns as run() does, of the pass that is queued: all of `info` is known now.
   Forward take_ahead(PassInfo info, Probe& probe, DigestedPass& digested);
 
  private:

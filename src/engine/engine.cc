@@ -133,8 +133,8 @@ int32_t Engine::submit(Request request) {
         id);
   Sequence sequence{.id = id, .root_request = id, .request = std::move(request)};
   sequence.tokens = sequence.request.prompt;
+  drop_ahead();
   scheduler_.add(sequences_.emplace_back(std::move(sequence)));
-  ahead_.clear();
   return id;
 }
 
@@ -146,9 +146,9 @@ int32_t Engine::fork(int32_t parent, int64_t max_new) {
       std::ranges::count(sequences_, from.root_request, &Sequence::root_request));
   child.request.prompt = from.tokens;
   child.request.max_new = max_new;
+  drop_ahead();
   scheduler_.fork(from, sequences_.emplace_back(std::move(child)));
   forked_.insert({parent, requests() - 1});
-  ahead_.clear();
   return requests() - 1;
 }
 
@@ -159,13 +159,14 @@ bool Engine::step(Probe& probe) {
   }
   // Steps in which nobody could be served are passed over.
   steps_ = scheduler_.next_busy(steps_);
-  Chunks chunks = std::exchange(ahead_, {});
-  const bool queued = !chunks.empty() && graphs_.is_ahead(probe);
-  if (!queued) chunks = plan_pass();
+  const bool queued = !ahead_.empty() && graphs_.is_ahead(probe);
+  if (!queued) drop_ahead();
+  Chunks chunks = queued ? std::exchange(ahead_, {}) : plan_pass();
   if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
   if (chunks.empty()) return true;  // a hook left none
   PassInfo info = describe(chunks);
   ++passes_;
+  passes_ahead_ += queued;
   if (probe.on()) describe_holders(info);  // it asks for every page of the pool
   DigestedPass digested;
   Forward forward = queued ? graphs_.take_ahead(std::move(info), probe, digested)
@@ -180,7 +181,7 @@ bool Engine::step(Probe& probe) {
   return true;
 }
 
-// Up to where the pages of the pass are as it wants them.
+// Of the next pass, whose pages are then as it wants them.
 Engine::Chunks Engine::plan_pass() {
   Plan plan = scheduler_.next(steps_);
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);
@@ -195,8 +196,8 @@ Forward Engine::compute(PassInfo info, Probe& probe, DigestedPass& digested) {
   return compute_on_device(std::move(batch), probe, digested);
 }
 
-// Returns them in host memory, once they are there. What is to be queued after the pass is queued
-// while the device is still at it.
+// Returns the tokens of a pass in host memory, once they are there. What is to be queued after the
+// pass is queued while the device is still at it.
 TensorView Engine::fetch_tokens(const Chunks& chunks, const Forward& forward, Probe& probe,
                                 DigestedPass digested) {
   const DeviceRuntime& device = runtime_of(options_.device);
@@ -222,17 +223,9 @@ TensorView Engine::fetch_tokens(const Chunks& chunks, const Forward& forward, Pr
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
   if (rows > 0) device.copy(tokens.data, there.data, tokens.bytes(), stream);
   if (digested.layout != nullptr) probe.push(std::move(digested));
-  try {
-    // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
-    // later.
-    device.wait(stream);
-  } catch (const Error&) {
-    // A token that is none is refused by the next pass too, if that is queued; who takes it says
-    // more.
-    const std::span all(tokens.as<const int32_t>(), rows);
-    if (ahead_.empty() || std::ranges::all_of(all, [&](int32_t t) { return in_vocabulary(t); }))
-      throw;
-  }
+  // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
+  // later.
+  device.wait(stream);
   return tokens;
 }
 
@@ -252,16 +245,29 @@ bool Engine::goes_on(const Chunks& chunks, Probe& probe) const {
          std::ranges::all_of(chunks, adds_one) && scheduler_.goes_on(chunks);
 }
 
-// Queues the pass after that of `chunks`, as DecodeGraphs::go_ahead does and returns. Until they
-// are known, tokens are 0.
+// Queues the pass after that of `chunks`, and returns what DecodeGraphs::go_ahead does.
 TensorView Engine::go_ahead(const Chunks& chunks, const TensorView& chosen, Probe& probe) {
-  for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.push_back(0);
-  Chunks next = plan_pass();
-  const TensorView tokens = graphs_.go_ahead(make_batch(describe(next), tables_), chosen, probe);
-  for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.pop_back();
-  if (!tokens.empty()) ahead_ = std::move(next);
+  // A plan wants to know how many tokens there are. It is told 0 for those that nobody knows yet.
+  struct Unknown {
+    const Chunks& chunks;
+    explicit Unknown(const Chunks& of) : chunks(of) {
+      for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.push_back(0);
+    }
+    ~Unknown() {
+      for (const Plan::Chunk& chunk : chunks) chunk.sequence->tokens.pop_back();
+    }
+    Unknown(const Unknown&) = delete;
+    Unknown& operator=(const Unknown&) = delete;
+  };
+  const Unknown unknown(chunks);
+  ahead_ = plan_pass();
+  const TensorView tokens = graphs_.go_ahead(make_batch(describe(ahead_), tables_), chosen, probe);
+  if (tokens.empty()) drop_ahead();
   return tokens;
 }
+
+// The pass that is queued is of no use: what the plan of it changed is as it was.
+void Engine::drop_ahead() { scheduler_.take_back(std::exchange(ahead_, {})); }
 
 Forward Engine::compute_on_device(Batch batch, Probe& probe, DigestedPass& digested) {
   const bool decode = batch.decodes();
@@ -415,14 +421,14 @@ void Engine::take(const Choice& choice, const Forward& forward) {
   if (s.ending == Ending::none) {
     // It is fed next, and the op that reads it would be named in the place of the one that chose.
     check(
-        in_vocabulary(token),
+        token >= 0 && token < model_.config().vocab,
         "argmax chose token {} for position {} of request {}, but the model's vocabulary is "
         "0..{}, so that nothing can go on from it: --max-new {} ends there, and judges the choice",
         token, s.tokens.size() - 1, s.id, model_.config().vocab - 1, s.argmax.size());
     return;
   }
+  drop_ahead();
   scheduler_.end(s);
-  ahead_.clear();
   if (!options_.prefix_cache && !forked_.contains(s.id)) ended_.push_back(s.id);
 }
 

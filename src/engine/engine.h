@@ -36,7 +36,7 @@ namespace lockstep {
 class Engine {
  public:
   // Callbacks within a step, which may change it; meters and seeded faults use them. Each may be
-  // empty, and then costs a branch a step.
+  // empty, and then costs a branch a step; with any of them no pass is queued ahead.
   struct Hooks {
     // Called with the plan of a step, before the cache is prepared for it. A hook that moves a page
     // in a sequence's table must move its holder in the pool too.
@@ -72,6 +72,9 @@ class Engine {
   // shared with no fork, and no prefix cache keeps them.
   std::vector<int32_t> take_ended() { return std::exchange(ended_, {}); }
 
+  // How many passes were computed that had been queued before the tokens of the last one were here.
+  int64_t passes_ahead() const { return passes_ahead_; }
+
   const Model& model() const { return model_; }
   const PagePool& pool() const { return pool_; }
   // References hold as long as the engine: sequences are never moved or deleted.
@@ -90,7 +93,7 @@ class Engine {
   TensorView go_ahead(const Chunks& chunks, const TensorView& chosen, Probe& probe);
   TensorView fetch_tokens(const Chunks& chunks, const Forward& forward, Probe& probe,
                           DigestedPass digested);
-  bool in_vocabulary(int32_t token) const { return token >= 0 && token < model_.config().vocab; }
+  void drop_ahead();
   void advance(const Chunks& chunks, const Forward& forward);
   // A sequence that chooses its next token by a row of the logits.
   struct Choice {
@@ -121,6 +124,7 @@ class Engine {
   std::vector<int32_t> ended_;
   int64_t steps_ = 0;
   int32_t passes_ = 0;
+  int64_t passes_ahead_ = 0;
 };
 
 // Pages for all of `requests` at once, and some to spare: a table that points at a wrong page then

@@ -31,6 +31,7 @@ class PagePool {
   int64_t pages() const { return std::ssize(pages_); }
   // Pages that take() can still give.
   int64_t available() const { return std::ssize(free_) + std::ssize(unused_); }
+  int64_t free_pages() const { return std::ssize(free_); }  // those in which nobody finds anything
   int holders(int32_t page) const { return at(page).holders; }
   bool published(int32_t page) const { return at(page).key.has_value(); }
 

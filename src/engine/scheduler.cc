@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 
 #include "kernels/base/check.h"
 
@@ -213,7 +214,17 @@ bool Scheduler::goes_on(const std::vector<Plan::Chunk>& chunks) const {
   int64_t pages = 0;
   for (const Plan::Chunk& chunk : chunks) pages += pages_missing(*chunk.sequence, 1);
   return options_.random_schedule_seed == 0 && waiting_.empty() &&
-         running_.size() == chunks.size() && pages <= pool_.available();
+         std::ranges::equal(running_, chunks, {}, {}, &Plan::Chunk::sequence) &&
+         pages <= pool_.free_pages();
+}
+
+// In the order in which they lay: the last one that was taken goes back first.
+void Scheduler::take_back(const std::vector<Plan::Chunk>& chunks) {
+  for (const Plan::Chunk& chunk : std::views::reverse(chunks)) {
+    Sequence& sequence = *chunk.sequence;
+    for (; std::ssize(sequence.pages) > pages_for(sequence.computed); sequence.pages.pop_back())
+      pool_.give_back(sequence.pages.back());
+  }
 }
 
 void Scheduler::computed(Sequence& sequence) {

@@ -55,9 +55,12 @@ class Scheduler {
   int64_t next_busy(int64_t step) const;
   // The plan of step number `step`, counted from 0. Without chunks: nothing to compute now.
   Plan next(int64_t step);
-  // Whether the next plan is one more token of each of `chunks`, those of the last one, and takes
-  // pages from nobody. They must have chosen a token each.
+  // Whether the next plan is one more token of each of `chunks`, those of a pass in which each
+  // chooses one, in the same order, and takes no page that anybody holds or could find.
   bool goes_on(const std::vector<Plan::Chunk>& chunks) const;
+  // After such a plan, which is not carried out: the pages that only it wanted are free again, as
+  // they were.
+  void take_back(const std::vector<Plan::Chunk>& chunks);
   // True while a request has not ended, even if none can be served before it arrives.
   bool pending() const { return !waiting_.empty() || !running_.empty(); }
 

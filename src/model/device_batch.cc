@@ -64,8 +64,8 @@ DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
   std::fill_n(host_.counters.as<int32_t>(), Batch::kCounters, 0);
 }
 
-// The block, and then `tokens` in the place of those that it has: on a device in one launch, which
-// every pass waits for.
+// The block, and then `tokens` in the place of those that it has: on a device at once, since the
+// pass waits for it.
 void DeviceBatch::copy_there(const TensorView& tokens) {
   const TensorView block = device_block_;
   const TensorView there =

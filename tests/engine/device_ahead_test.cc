@@ -31,7 +31,7 @@ class DeviceAhead : public testing::Test {
     std::vector<std::vector<int32_t>> tokens;
     std::vector<Ending> endings;
     int64_t free_pages = 0;
-    int ahead = 0;  // steps after which a request held a page that its next pass is to write
+    int64_t ahead = 0;  // passes that were computed as they had been queued
   };
   Served serve(const std::vector<Request>& requests, EngineOptions options, bool graph,
                const Meanwhile& meanwhile, const Watched& watched) {
@@ -49,12 +49,8 @@ class DeviceAhead : public testing::Test {
     for (int step = 0;; ++step) {
       if (meanwhile) meanwhile(engine, step);
       if (!engine.step(watched(step) ? digests : none)) break;
-      for (int32_t id = 0; id < engine.requests(); ++id) {
-        const Sequence& s = engine.sequence(id);
-        served.ahead +=
-            std::ssize(s.pages) * options.page_size > s.computed + options.page_size - 1;
-      }
     }
+    served.ahead = engine.passes_ahead();
     digests.flush();
     EXPECT_EQ(digests.failure(), "");
     for (int32_t id = 0; id < engine.requests(); ++id) {
@@ -88,7 +84,12 @@ class DeviceAhead : public testing::Test {
     for (size_t i = 0; i < want.info.rows.size(); ++i) {
       EXPECT_EQ(got.info.rows[i].row, want.info.rows[i].row);
       EXPECT_EQ(got.info.rows[i].token, want.info.rows[i].token);
+      EXPECT_EQ(got.info.rows[i].phase, want.info.rows[i].phase);
+      EXPECT_EQ(got.info.rows[i].slot, want.info.rows[i].slot);
     }
+    EXPECT_EQ(got.info.inherited.size(), want.info.inherited.size());
+    EXPECT_EQ(got.info.idle.size(), want.info.idle.size());
+    EXPECT_EQ(got.info.page_counts.size(), want.info.page_counts.size());
     ASSERT_EQ(got.tensors.size(), want.tensors.size());
     for (size_t i = 0; i < want.tensors.size(); ++i) {
       SCOPED_TRACE(fmt::format("layer {} {}", want.tensors[i].layer, want.tensors[i].point->name));
@@ -114,10 +115,10 @@ class DeviceAhead : public testing::Test {
 };
 
 TEST_F(DeviceAhead, OfRequestsThatGoOnUntilTheirLength) {
-  // Three requests of 40, 47 and 54 tokens: all steps but the first, those that are captured and
-  // those in which one ends.
-  EXPECT_GT(expect_alike(some_requests(), small_pages()).ahead, 60);
-  EXPECT_GT(expect_alike(some_requests(), small_pages(), {}, nobody).ahead, 60);
+  // Of the 53 steps after the prompts' all but those that are captured, of each number of requests
+  // and width of the tables, and those in which one ends.
+  EXPECT_GT(expect_alike(some_requests(), small_pages()).ahead, 40);
+  EXPECT_GT(expect_alike(some_requests(), small_pages(), {}, nobody).ahead, 40);
   for (const int64_t page_size : {4, 16, 64})
     expect_alike(some_requests(), {.page_size = page_size, .page_order_seed = 3});
 }
@@ -178,20 +179,33 @@ TEST_F(DeviceAhead, OfPassesThatAreWatchedNowAndThen) {
   expect_alike(some_requests(), small_pages(), {}, [](int step) { return step / 6 % 2 == 0; });
 }
 
-// Pages are taken from a request that has its next pass queued.
+// While others wait for pages nothing is queued ahead; and the first pass of one that got its pages
+// back has its rows in another order than the one after it.
 TEST_F(DeviceAhead, OfRequestsThatLoseTheirPages) {
   for (const Preempt preempt : {Preempt::recompute, Preempt::swap}) {
     EngineOptions options = small_pages();
-    options.pages = 100;  // of the 23 + 23 + 40 + 47 + 54 and more that they need
+    options.pages = 100;  // of the 182 that they need
     options.preempt = preempt;
     EXPECT_GT(expect_alike(some_requests(), options).ahead, 20);
+    std::vector<Request> requests = some_requests();
+    for (Request& request : requests) request.samples = 2;
+    for (const int64_t pages : {80, 90, 120, 150}) {
+      options.pages = pages;
+      expect_alike(requests, options);
+    }
+    // One that is forked where a page ends shares the page that it got ahead with nobody.
+    options.pages = 48;
+    for (const int at : {3, 4, 5, 6, 7})
+      expect_alike(some_requests(10), options, [at](Engine& engine, int step) {
+        if (step == at) engine.fork(0, 6), engine.fork(1, 3);
+      });
   }
 }
 
 TEST_F(DeviceAhead, OfRequestsThatNobodyCanForesee) {
   std::vector<Request> requests = some_requests(20);
   requests[0].sampling = {.temperature = 1.0, .seed = 5};
-  EXPECT_EQ(expect_alike(requests, small_pages()).ahead > 0, true);  // when it has ended
+  EXPECT_GT(expect_alike(requests, small_pages()).ahead, 0);  // when it has ended
   requests = some_requests(20);
   requests[1].forced = some_tokens(30, 200, 9);
   requests[2].samples = 3;

@@ -108,15 +108,18 @@ TEST_F(CudaMemory, PartsAreCopiedAtOnceWhereverTheyBegin) {
 TEST_F(CudaMemory, IsFilledFromTheHostAndThenFromTheDevice) {
   for (const int64_t bytes : {1, 100, 4096, 4097, 20000, 28672, 28673, 300000}) {
     SCOPED_TRACE(bytes);
-    const Numbers to(bytes + 40, 2), then(44, 5);
-    std::vector<char> sent = Numbers(bytes, 9).home;
-    std::vector<char> want = to.home;
-    std::ranges::copy(sent, want.begin());
-    std::copy_n(then.home.begin() + 4, 40, want.begin() + bytes / 2);
-    memory_.fill(to.away.as<char>(), sent.data(), bytes,
-                 {to.away.as<char>() + bytes / 2, then.away.as<char>() + 4, 40}, memory_.stream);
-    std::ranges::fill(sent, 0);  // has been read by then
-    EXPECT_EQ(to.seen(), want);
+    // In words and in bytes.
+    for (const int64_t begin : {0, 4, 16}) {
+      const Numbers to(bytes + 60, 2), then(60, 5);
+      std::vector<char> sent = Numbers(bytes, 9).home;
+      std::vector<char> want = to.home;
+      std::ranges::copy(sent, want.begin());
+      std::copy_n(then.home.begin() + begin, 40, want.begin() + begin);
+      memory_.fill(to.away.as<char>(), sent.data(), bytes,
+                   {to.away.as<char>() + begin, then.away.as<char>() + begin, 40}, memory_.stream);
+      std::ranges::fill(sent, 0);  // has been read by then
+      EXPECT_EQ(to.seen(), want);
+    }
   }
 }
 
