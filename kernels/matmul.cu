@@ -2,6 +2,7 @@
 #include "kernels/base/memory.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/matmul_cublas.cuh"
+#include "kernels/cuda/matmul_eight.cuh"
 #include "kernels/cuda/matmul_rows.cuh"
 #include "kernels/fused.h"
 #include "kernels/matmul.h"
@@ -14,10 +15,10 @@ void matmul_cuda(const OpContext& context, TensorView out, TensorView x, WeightV
                  TensorView bias) {
   check_matmul(out, x, weight, bias, DeviceKind::cuda);
   if (out.count() == 0) return;
-  if (x.rows() <= kFewTokens || !matmul_cublas(context, out, x, weight.codes, bias)) {
-    const Linear one[] = {{out, weight, bias}};
+  const Linear one[] = {{out, weight, bias}};
+  if (matmul_fits_eight(one, x)) return matmul_eight_cuda(context, one, x);
+  if (x.rows() <= kFewTokens || !matmul_cublas(context, out, x, weight.codes, bias))
     matmul_rows_cuda(context, one, x, nullptr);
-  }
 }
 
 namespace {
@@ -44,6 +45,7 @@ void qkv_matmul_cuda(const OpContext& context, std::span<const Linear> all, Tens
                      const AddNormInput* input) {
   for (const Linear& one : all) check_matmul(one.out, x, one.weight, one.bias, DeviceKind::cuda);
   input = defer_to_matmul(context, all, false, x, input);
+  if (matmul_fits_eight(all, x)) return matmul_eight_cuda(context, all, x);
   if (!all.empty() && x.count() > 0 && together(all, x))
     return matmul_rows_cuda(context, all, x, input);
   for (const Linear& one : all) matmul_cuda(context, one.out, x, one.weight, one.bias);
@@ -57,6 +59,7 @@ void gate_up_silu_cuda(const OpContext& context, TensorView out, TensorView x,
     for (const TensorView& to : {out, one.out.empty() ? out : one.out})
       check_matmul(to, x, one.weight, {}, DeviceKind::cuda);
   input = defer_to_matmul(context, both, true, x, input);
+  if (matmul_fits_eight(both, x)) return gate_up_silu_eight_cuda(context, out, both[0], both[1], x);
   if (x.count() > 0 && together(both, x))
     return gate_up_silu_rows_cuda(context, out, both[0], both[1], x, input);
   Tensor own_gate, own_up;

@@ -161,7 +161,7 @@ TEST_F(CudaFused, AddRmsNormHasTheBitsOfItsPieces) {
 
 TEST_F(CudaFused, MatmulsHaveTheBitsOfEach) {
   for (const DType dtype : kFloats)
-    for (const int64_t tokens : {1, 2, 4, 5, 20})
+    for (const int64_t tokens : {1, 2, 4, 5, 8, 20})
       for (const int64_t k : {7, 64, 896, 1024, 2048, 3072, 5000})
         for (const bool bias : {false, true})
           for (const int64_t offset : {0, 1}) expect_products(dtype, tokens, k, bias, offset);
@@ -169,9 +169,13 @@ TEST_F(CudaFused, MatmulsHaveTheBitsOfEach) {
 
 TEST_F(CudaFused, GatedHasTheBitsOfItsPieces) {
   for (const DType dtype : kFloats)
-    for (const int64_t tokens : {1, 3, 4, 5, 40})
-      for (const auto& [n, k] :
-           {std::pair<int64_t, int64_t>{1, 8}, {45, 83}, {130, 1024}, {40, 2560}, {24, 3000}})
+    for (const int64_t tokens : {1, 3, 4, 5, 8, 40})
+      for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 8},
+                                 {45, 83},
+                                 {130, 1024},
+                                 {40, 2560},
+                                 {24, 3000},
+                                 {24, 3008}})
         for (const int64_t offset : {0, 1}) expect_gated(dtype, tokens, n, k, offset);
 }
 

@@ -43,14 +43,14 @@ TEST_F(CudaMatmul, RoundsOnceOverALongSum) {
 TEST_F(CudaMatmul, RoundsOnceHoweverARowIsShared) {
   for (const DType dtype : kFloats)
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{3, 8192}, {1100, 1024}, {2100, 512}})
-      for (const int64_t tokens : {1, 3, 4}) expect_product(tokens, n, k, dtype, true, 0);
+      for (const int64_t tokens : {1, 3, 4, 5, 7, 8}) expect_product(tokens, n, k, dtype, true, 0);
 }
 
 // Sums of exact small integers: a path that rounds before the bias, or accumulates in 16 bits,
 // misses 256 + 1 + ... by whole numbers.
 TEST_F(CudaMatmul, NeitherAccumulatesNorAddsTheBiasIn16Bits) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    for (const int64_t tokens : {1, 4, 40, 300}) {
+    for (const int64_t tokens : {1, 4, 8, 40, 300}) {
       const int64_t n = 64, k = 4096;
       Sample x({tokens, k}, dtype), weight({n, k}, dtype), bias({n}, dtype);
       Sample out({tokens, n}, dtype);
@@ -104,7 +104,11 @@ TEST_F(CudaMatmul, RowsOfTheOwnKernelDependOnThemselvesAlone) {
       weight.fill_normal(2, 0.1);
       bias.fill_normal(3);
       run(ops_->matmul, all, x, weight, bias);
-      for (const int64_t tokens : {1, 2, 3}) {
+      // Of 16-bit numbers and rows of whole turns, several tokens go to tensor cores, and one does
+      // not.
+      const bool fits = dtype != DType::f32 && k % 32 == 0;
+      for (const int64_t tokens :
+           fits ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{1, 2, 3}) {
         Sample some({tokens, n}, dtype);
         run(ops_->matmul, some, x.view().slice(1, tokens), weight, bias);
         const size_t row = all.bits().size() / 4;
@@ -114,14 +118,34 @@ TEST_F(CudaMatmul, RowsOfTheOwnKernelDependOnThemselvesAlone) {
   }
 }
 
+// So do those of two to eight tokens on tensor cores.
+TEST_F(CudaMatmul, RowsOfEightDependOnThemselvesAlone) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{45, 96}, {45, 2048}, {9, 5024}}) {
+      Sample x({8, k}, dtype), weight({n, k}, dtype), bias({n}, dtype), all({8, n}, dtype);
+      x.fill_normal(1);
+      weight.fill_normal(2, 0.1);
+      bias.fill_normal(3);
+      run(ops_->matmul, all, x, weight, bias);
+      for (const int64_t tokens : {2, 3, 5, 6, 7}) {
+        Sample some({tokens, n}, dtype);
+        run(ops_->matmul, some, x.view().slice(8 - tokens, tokens), weight, bias);
+        const size_t row = all.bits().size() / 8;
+        EXPECT_EQ(some.bits(), all.bits().substr(static_cast<size_t>(8 - tokens) * row)) << tokens;
+      }
+    }
+  }
+}
+
 TEST_F(CudaMatmul, LetsANanThroughToItsOwnRowAndColumnOnly) {
   for (const DType dtype : kFloats) {
-    for (const int64_t tokens : {4, 20, 200}) {
-      Sample x({tokens, 40}, dtype), weight({30, 40}, dtype), out({tokens, 30}, dtype);
+    for (const int64_t tokens : {4, 6, 8, 20, 200}) {
+      constexpr int64_t k = 64;
+      Sample x({tokens, k}, dtype), weight({30, k}, dtype), out({tokens, 30}, dtype);
       x.fill_normal(1);
       weight.fill_normal(2);
-      x.set(40 + 39, NAN);      // row 1
-      weight.set(5 * 40, NAN);  // column 5
+      x.set(k + k - 1, NAN);   // row 1
+      weight.set(5 * k, NAN);  // column 5
       run(ops_->matmul, out, x, weight, TensorView{});
       const std::vector<double> got = out.values();
       for (size_t i = 0; i < got.size(); ++i)
