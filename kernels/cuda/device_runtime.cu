@@ -117,7 +117,7 @@ void wait(CUstream_st* stream) {
   // A user's library may have left one unread, for which the next kernel would be blamed.
   cuda_check(cudaGetLastError(), "a kernel launch");
   if (seen->of == BadIndex::Of::none) return;
-  // What is queued after this stream's work may have found it, and says what it is first of all.
+  // Work behind that of this stream may have found it, and says first of all what it is.
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   refuse(std::exchange(*seen, {}));
 }

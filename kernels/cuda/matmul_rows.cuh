@@ -87,7 +87,7 @@ class WeightRows {
 // More are quicker with the library, measured on an H200; of these, those that fit tensor cores are
 // quicker there (matmul_eight.cuh).
 constexpr int64_t kFewTokens = 4;
-constexpr int kMostTogether = 3;   // products of one launch: those of q, k and v
+constexpr int kMostTogether = 3;  // products of one launch: those of q, k and v
 
 // Whether all of these products can be of one launch.
 bool together(std::span<const Linear> all, const TensorView& x);

@@ -181,7 +181,7 @@ bool Engine::step(Probe& probe) {
   return true;
 }
 
-// Of the next pass, whose pages are then as it wants them.
+// Returns the chunks of the next pass, whose pages are then as it wants them.
 Engine::Chunks Engine::plan_pass() {
   Plan plan = scheduler_.next(steps_);
   if (hooks_.after_plan) hooks_.after_plan(plan, pool_);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <ranges>
 
 #include "kernels/base/check.h"
 
@@ -220,8 +219,8 @@ bool Scheduler::goes_on(const std::vector<Plan::Chunk>& chunks) const {
 
 // In the order in which they lay: the last one that was taken goes back first.
 void Scheduler::take_back(const std::vector<Plan::Chunk>& chunks) {
-  for (const Plan::Chunk& chunk : std::views::reverse(chunks)) {
-    Sequence& sequence = *chunk.sequence;
+  for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) {
+    Sequence& sequence = *chunk->sequence;
     for (; std::ssize(sequence.pages) > pages_for(sequence.computed); sequence.pages.pop_back())
       pool_.give_back(sequence.pages.back());
   }
