@@ -226,12 +226,13 @@ size_t Contracts::chosen(const Place& place) const {
 std::vector<std::string> Contracts::divided() const {
   std::vector<std::string> all;
   for (const auto& [order, of] : points_) {
-    if (!of.point->is_of_shares()) continue;
     for (size_t c = 0; c < of.chosen; ++c) {
       std::vector<int> stricter, others;
       for (const auto& [layer, fits] : of.by_layer)
         if (of.fits_any(fits)) (fits.fits(c) ? stricter : others).push_back(layer);
-      if (stricter.empty() || stricter.size() != others.size()) continue;
+      const bool in_doubt = of.point->is_of_shares() ? stricter.size() == others.size()
+                                                     : stricter.size() > others.size();
+      if (stricter.empty() || others.empty() || !in_doubt) continue;
       const std::string_view name = of.point->name;
       const char *wide = name_of(of.candidates[of.chosen]), *strict = name_of(of.candidates[c]);
       all.push_back(fmt::format(

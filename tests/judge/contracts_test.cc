@@ -65,6 +65,26 @@ TEST(Chosen, IsWhatMostPlacesFit) {
   EXPECT_EQ(contracts.inconsistent_layers()[0].first.layer, 2);
 }
 
+// One that fits all layers may excuse a wrong one.
+TEST(Chosen, IsSaidToBeInDoubtWhereAStricterOneFitsMoreLayersThanNot) {
+  const auto said = [&](int fit) {
+    Contracts contracts({});
+    for (int layer = 0; layer < 6; ++layer)
+      contracts.add({&kPoint, layer}, kTried, outcomes(layer < fit, true));
+    contracts.decide();
+    return contracts.divided();
+  };
+  const std::vector<std::string> all = said(5);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(
+      all[0],
+      "attn.q_rope rounds as fused in layers 0, 1, 2, 3, 4, and as hf in layers 5: one kernel "
+      "rounds in one way, and the layers judged do not say which; --rounding "
+      "attn.q_rope=fused shows what is wrong if it is that");
+  EXPECT_EQ(said(4).size(), 1u);
+  for (const int fit : {0, 1, 3, 6}) EXPECT_TRUE(said(fit).empty()) << fit;
+}
+
 TEST(Chosen, ReadsWhatWasStoredWhereThatFitsMostLayers) {
   constexpr RoundingContract kOfNorm[] = {hf, hf_unrounded_sum};
   const Point& norm = point("mlp.norm");
