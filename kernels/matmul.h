@@ -13,8 +13,9 @@ namespace lockstep {
 //   weight  [n, k]       as checkpoints store a linear layer; plain
 //   bias    [n] or empty
 // fp32, fp16 or bf16, all of one dtype; products and sums in fp32; rounds once, at the store, bias
-// included. Not batch-invariant: few tokens take the matrix-vector path and more take the library's
-// matrix-matrix path, which sum in another order. Nor need its bits be those of another number of
+// included. Not batch-invariant: few tokens take the matrix-vector path (on a device one does, and
+// up to eight of 16 bits take tensor cores) and more take the library's matrix-matrix path, which
+// sum in other orders. Nor need its bits be those of another number of
 // threads: each computes some of the columns, and a library may sum a wider part otherwise.
 void matmul(const OpContext& context, TensorView out, TensorView x, WeightView weight,
             TensorView bias);

@@ -1,6 +1,6 @@
 // Products of up to eight tokens, whose time is that of reading the weights. A block takes eight
 // rows of weights and its warps take turns of 32 columns, which the tensor cores multiply with the
-// eight tokens: weights go from memory to registers and are not touched by anybody else. A product
+// eight tokens: each weight is read by one lane, from memory to its registers. A product
 // of tensor cores sums over 16 columns in any order, so that a lane reads 16 bytes as they lie and
 // calls them the columns that mma.sync wants it to have. The warps' sums are added last, in the
 // order of the warps.

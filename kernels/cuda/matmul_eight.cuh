@@ -8,9 +8,10 @@
 
 namespace lockstep {
 
-// Whether all of these products are of 2 to 8 tokens, of 16-bit numbers, and of rows that tensor
-// cores can take as they lie. Then they can be one launch, and their bits are those that each has
-// in a launch of its own; an element depends on its row of x and its row of weight alone.
+// Whether all of these products, three at most, are of 2 to 8 tokens, of 16-bit numbers, and of
+// rows that tensor cores can take as they lie: k a multiple of 32, all of it aligned to 16 bytes.
+// Then they can be one launch, and their bits are those that each has in a launch of its own; an
+// element depends on its row of x and its row of weight alone.
 bool matmul_fits_eight(std::span<const Linear> all, const TensorView& x);
 
 // matmul for such arguments that were checked: reads the weights once.

@@ -84,8 +84,8 @@ class WeightRows {
   Words held_[kAhead][kWeights];
 };
 
-// More are quicker with the library, measured on an H200; of these, those that fit tensor cores are
-// quicker there (matmul_eight.cuh).
+// More are quicker with the library, measured on an H200, and two to eight of 16 bits on tensor
+// cores (matmul_eight.cuh).
 constexpr int64_t kFewTokens = 4;
 constexpr int kMostTogether = 3;  // products of one launch: those of q, k and v
 
@@ -98,7 +98,8 @@ bool matmul_computes_norm(std::span<const Linear> all, bool gate_up_silu, const 
                           const AddNormInput& input);
 
 // matmul's own kernel, for arguments that were checked: right for any number of tokens, and the
-// quickest for few, because it reads the weights once for every four of them. The sum of an
+// quickest for one, and for few that do not fit tensor cores, because it reads the weights once for
+// every four of them. The sum of an
 // element depends on its row of x and its row of weight alone, not on the other tokens or on what
 // else is of the launch: several products that are `together`. `input`, null or of products that
 // make their own x, gives x the bits of add_rms_norm.

@@ -419,7 +419,8 @@ void Engine::take(const Choice& choice, const Forward& forward) {
   s.tokens.push_back(token);
   s.ending = ending_of(s);
   if (s.ending == Ending::none) {
-    // It is fed next, and the op that reads it would be named in the place of the one that chose.
+    // It is fed next, and the op that reads it would be named in the place of the one that chose,
+    // as it may be where the next pass is queued already.
     check(
         token >= 0 && token < model_.config().vocab,
         "argmax chose token {} for position {} of request {}, but the model's vocabulary is "

@@ -86,7 +86,7 @@ class Served {
     for (const Plan::Chunk& chunk : plan.chunks) chunk.sequence->tokens.push_back(0);
     ahead_ = scheduler_.next(number);
     for (const Plan::Chunk& chunk : plan.chunks) chunk.sequence->tokens.pop_back();
-    EXPECT_TRUE(ahead_->out.empty() && ahead_->in.empty());
+    EXPECT_TRUE(ahead_->out.empty() && ahead_->in.empty() && ahead_->copies.empty());
     EXPECT_EQ(published(), published_before) << "what others could find is gone";
     ASSERT_EQ(ahead_->chunks.size(), plan.chunks.size());
     for (size_t i = 0; i < plan.chunks.size(); ++i) {

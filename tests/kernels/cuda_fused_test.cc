@@ -161,8 +161,8 @@ TEST_F(CudaFused, AddRmsNormHasTheBitsOfItsPieces) {
 
 TEST_F(CudaFused, MatmulsHaveTheBitsOfEach) {
   for (const DType dtype : kFloats)
-    for (const int64_t tokens : {1, 2, 4, 5, 8, 20})
-      for (const int64_t k : {7, 64, 896, 1024, 2048, 3072, 5000})
+    for (const int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 9, 20})
+      for (const int64_t k : {7, 64, 896, 1024, 2048, 3072, 5000, 5024})
         for (const bool bias : {false, true})
           for (const int64_t offset : {0, 1}) expect_products(dtype, tokens, k, bias, offset);
 }

@@ -98,7 +98,7 @@ TEST_F(CudaMatmul, HasTheSameBitsEveryTime) {
 
 TEST_F(CudaMatmul, RowsOfTheOwnKernelDependOnThemselvesAlone) {
   for (const DType dtype : kFloats) {
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{45, 83}, {45, 2048}}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{45, 83}, {45, 2008}, {45, 2048}}) {
       Sample x({4, k}, dtype), weight({n, k}, dtype), bias({n}, dtype), all({4, n}, dtype);
       x.fill_normal(1);
       weight.fill_normal(2, 0.1);
