@@ -218,7 +218,9 @@ void add_details(const Result& result, const WrongOp& op, std::vector<Block>& bl
   const std::string cause = cause_of(result, op.place);
   KeyValues lines{{}, kIndent, cause.empty() ? 8 : 12};
   if (is_of_all_nodes(worst)) {
-    lines.entries.emplace_back("size", size_text(worst));
+    // A layer that only rounds otherwise than others has none.
+    if (const std::string size = size_text(worst); !size.empty())
+      lines.entries.emplace_back("size", size);
   } else {
     const std::string numbers = numbers_text(worst);
     lines.entries.emplace_back("worst",

@@ -79,6 +79,22 @@ TEST(ReportText, SaysWhatAWrongOpLooksLike) {
   }));
 }
 
+// As where a layer rounds otherwise than the others do.
+TEST(ReportText, LeavesOutTheSizeOfWhatHasNone) {
+  Result r = diverged_result();
+  Finding& finding = r.findings[0];
+  finding.index.clear();
+  finding.limit = 0;
+  finding.statistic = StatisticKind::contract;
+  finding.shape.reset();
+  finding.rule = "one kernel rounds in one way";
+  r.first = finding;
+  summarise(r);
+  const std::string text = text_of(document_of(r), "table");
+  EXPECT_NE(text.find("what    one kernel rounds in one way"), std::string::npos) << text;
+  EXPECT_EQ(text.find(" size"), std::string::npos) << text;
+}
+
 TEST(ResultFromJson, GivesBackEveryKindOfResult) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (Result r : {clean_result(), diverged_result(), nothing_result(), result_of(std::nan("")),
