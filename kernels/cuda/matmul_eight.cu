@@ -1,12 +1,13 @@
 // Products of up to eight tokens, whose time is that of reading the weights. A block takes eight
 // rows of weights and its warps take turns of 32 columns, which the tensor cores multiply with the
-// eight tokens: each weight is read by one lane, from memory to its registers. A product
-// of tensor cores sums over 16 columns in any order, so that a lane reads 16 bytes as they lie and
-// calls them the columns that mma.sync wants it to have. The warps' sums are added last, in the
-// order of the warps.
+// eight tokens: each weight is read by one lane, from memory to its registers. A product of tensor
+// cores sums over 16 columns in any order, so that a lane reads 16 bytes as they lie and calls them
+// the columns that mma.sync wants it to have. The warps' sums are added last, in the order of the
+// warps.
 #include <algorithm>
 
 #include "kernels/cuda/matmul_eight.cuh"
+#include "kernels/cuda/matmul_rows.cuh"
 #include "kernels/cuda/silu_mul.cuh"
 #include "kernels/cuda/tensor_cores.cuh"
 
@@ -17,7 +18,6 @@ constexpr int kWarps = 8;     // of a block
 constexpr int kRows = 8;      // of weights, of a block
 constexpr int kTokens = 8;    // at most
 constexpr int kColumns = 32;  // of a turn
-constexpr int kMostMatrices = 3;
 
 template <typename T>
 struct EightArguments {
@@ -28,7 +28,7 @@ struct EightArguments {
     int64_t n = 0;
     int64_t blocks = 0;
   };
-  Matrix all[kMostMatrices];  // unused entries have no blocks
+  Matrix all[kMostTogether];  // unused entries have no blocks
   const T* x;
   T* out;  // of the products' silu_mul
   int64_t tokens, k;
@@ -49,7 +49,7 @@ struct BlockRows {
       matrix[1] = a.all[1];
     } else {
 #pragma unroll
-      for (int m = 1; m < kMostMatrices; ++m)
+      for (int m = 1; m < kMostTogether; ++m)
         if (block >= matrix[0].blocks && a.all[m].blocks > 0)
           block -= matrix[0].blocks, matrix[0] = a.all[m];
     }
@@ -174,7 +174,7 @@ void launch_of_dtype(const OpContext& context, std::span<const Linear> all, cons
 
 bool matmul_fits_eight(std::span<const Linear> all, const TensorView& x) {
   constexpr int64_t kFewest = 2;  // one is quicker with a warp a row
-  if (all.empty() || all.size() > kMostMatrices || x.dtype == DType::f32 || x.rows() < kFewest ||
+  if (all.empty() || all.size() > kMostTogether || x.dtype == DType::f32 || x.rows() < kFewest ||
       x.rows() > kTokens || x.shape[1] % kColumns != 0)
     return false;
   return std::ranges::all_of(all, [&](const Linear& one) {
