@@ -116,7 +116,8 @@ class Contracts {
   std::vector<std::pair<Place, std::string>> inconsistent_layers() const;
   // A sentence about each point whose own contract may be too wide, so that it excuses a wrong
   // layer: of shares where as many layers fit a stricter one as do not, since which one was taken
-  // depends on the layers judged; of others, which take what most layers fit, where more do.
+  // depends on the layers judged; of others but norms, which take what most layers fit, where more
+  // do.
   std::vector<std::string> divided() const;
 
  private:

@@ -67,10 +67,10 @@ TEST(Chosen, IsWhatMostPlacesFit) {
 
 // One that fits all layers may excuse a wrong one.
 TEST(Chosen, IsSaidToBeInDoubtWhereAStricterOneFitsMoreLayersThanNot) {
-  const auto said = [&](int fit) {
+  const auto said = [&](int fit, const Point& at = kPoint) {
     Contracts contracts({});
     for (int layer = 0; layer < 6; ++layer)
-      contracts.add({&kPoint, layer}, kTried, outcomes(layer < fit, true));
+      contracts.add({&at, layer}, kTried, outcomes(layer < fit, true));
     contracts.decide();
     return contracts.divided();
   };
@@ -83,6 +83,7 @@ TEST(Chosen, IsSaidToBeInDoubtWhereAStricterOneFitsMoreLayersThanNot) {
       "attn.q_rope=fused shows what is wrong if it is that");
   EXPECT_EQ(said(4).size(), 1u);
   for (const int fit : {0, 1, 3, 6}) EXPECT_TRUE(said(fit).empty()) << fit;
+  EXPECT_TRUE(said(5, point("attn.norm")).empty());
 }
 
 TEST(Chosen, ReadsWhatWasStoredWhereThatFitsMostLayers) {
