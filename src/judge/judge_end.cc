@@ -108,9 +108,6 @@ void Judge::State::judge_contracts() {
     ledger.note(
         "judged under the rounding contracts that were asked for, whatever the trace "
         "declares");
-  for (const auto& [point, contract] : op_judge.contracts().found())
-    ledger.note(fmt::format("{} is judged as {}, which it was found to be", point->name,
-                            name_of(contract)));
 }
 
 // One rule a place, shared by its findings.

@@ -82,7 +82,8 @@ TEST_F(AskedSchema, IsTakenForEveryPoint) {
 TEST_F(AskedSchema, OfAutoIsFound) {
   const Result result = judged_under("auto");
   EXPECT_EQ(result.verdict, RunVerdict::clean) << result.story;
-  EXPECT_TRUE(says(result, "attn.norm is judged as fused, which it was found to be"));
+  EXPECT_EQ(std::ranges::count(result.scope.found, "attn.norm"), 1);
+  EXPECT_EQ(result.scope.contracts.at("attn.norm"), "fused");
 }
 
 }  // namespace
