@@ -247,6 +247,11 @@ void Judge::State::note_facts(bool complete) {
         "no pass has {}, though the trace's graph does: an error of it is seen in attn.out alone",
         kPoints[order].name));
   for (const std::string& note : op_judge.contracts().divided()) ledger.note(note);
+  if (const int64_t later = ledger.later_of_equals(); later > 0)
+    ledger.note(fmt::format(
+        "{} not the first of several equal logits, the largest: nothing is wrong with that, but an "
+        "engine that takes the first goes on with another text",
+        later == 1 ? "1 token is" : fmt::format("{} tokens are", later)));
   note_regions();
   if (!options.rows.all() && exact == nullptr)
     ledger.note(

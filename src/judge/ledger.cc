@@ -107,6 +107,7 @@ int Ledger::enter(NodeOutcome outcome) {
   summary.worst_t1 = std::max(summary.worst_t1, outcome.t1);
   summary.worst_t2 = std::max(summary.worst_t2, outcome.t2);
   summary.excluded += outcome.excluded;
+  later_of_equals_ += outcome.later_of_equals;
   largest_ = std::max(largest_, outcome.largest);
   sums.largest = std::max(sums.largest, outcome.largest);
   if (outcome.ancestor >= 0 && summary.ancestor.empty())

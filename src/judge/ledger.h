@@ -34,7 +34,8 @@ struct NodeOutcome {
   int64_t excluded = 0;                // elements in no statistic, as they are not finite
   bool blank = false;                  // all of them are
   double largest = 0;                  // of its finite elements, by size
-  std::string reason;                  // of an inconclusive node
+  int64_t later_of_equals = 0;  // tokens that are a later one of equal logits, where any may be
+  std::string reason;           // of an inconclusive node
   bool unrecorded = false;      // inconclusive since no pass so far had a tensor of the point
   ErrorProfile errors;          // of its wrong rows; empty where nothing is known of them
   std::vector<WrongRow> wrong;  // over their budgets, or of other bits where all must be the same
@@ -79,6 +80,8 @@ class Ledger {
   // A statistic in units of its limit, of no single node.
   void limit_ratio(double value) { limit_ratio_ = std::max(limit_ratio_, value); }
   void note(const std::string& sentence) { notes_.push_back(sentence); }
+  // NodeOutcome::later_of_equals of all nodes.
+  int64_t later_of_equals() const { return later_of_equals_; }
 
   // Counts, findings in order, places, notes. Verdict and story are not filled in. The findings are
   // in the order of the computation (pass, place, request), those about contracts alone after all
@@ -119,7 +122,7 @@ class Ledger {
   std::vector<Finding> findings_;
   std::map<std::string, int64_t> reasons_;
   std::vector<std::string> notes_;
-  int64_t hidden_ = 0;
+  int64_t hidden_ = 0, later_of_equals_ = 0;
   double limit_ratio_ = 0, largest_ = 0;
   bool compared_ = false;  // any node, with the reference models
   std::optional<Place> first_not_close_, first_over_floor_;

@@ -76,6 +76,29 @@ TEST(IndexChoice, OfEqualValuesIsTheFirstWhereThatIsPromised) {
   EXPECT_EQ(unknown.verdict, Verdict::bitwise) << "which of them are equal is not known";
 }
 
+// Two engines part there with no error of either, which is said of tokens.
+TEST(IndexChoice, OfALaterOneOfEqualLogitsIsCounted) {
+  const auto later = [](const std::vector<double>& values, int32_t token, double deviation) {
+    Tensor of_values(Shape{1, 3}, DType::f64), of_deviation(Shape{1, 3}, DType::f64);
+    Tensor chosen(Shape{1}, DType::i32);
+    std::ranges::copy(values, of_values.as<double>());
+    std::fill_n(of_deviation.as<double>(), 3, deviation);
+    chosen.as<int32_t>()[0] = token;
+    NodeRows node;
+    node.rows = {{.request = 0, .position = 5}};
+    const NodeOutcome judged = judge_choice(node, true, Ties::any, of_values, chosen,
+                                            deviation > 0 ? of_deviation.view() : TensorView{})
+                                   .node;
+    EXPECT_EQ(judged.verdict, Verdict::bitwise);
+    return judged.later_of_equals;
+  };
+  EXPECT_EQ(later({4, 7, 7}, 2, 0), 1);
+  EXPECT_EQ(later({4, 7, 7}, 1, 0), 0);
+  EXPECT_EQ(later({4, 7, 6}, 1, 0), 0);
+  EXPECT_EQ(later({4, 7, 7}, 2, 1 / 22.0), 0) << "which of them are equal is not known";
+  EXPECT_EQ(choice({4, 7, 7}, 2, 1, 0).node.later_of_equals, 0) << "experts go by their numbers";
+}
+
 // Which of the values is the largest beside a NaN, the headers of this project say too.
 TEST(IndexChoice, OfNanIsWrongWhereItPassesOverIt) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
