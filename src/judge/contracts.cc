@@ -223,8 +223,8 @@ size_t Contracts::chosen(const Place& place) const {
   return point.chosen;
 }
 
-std::vector<std::string> Contracts::divided() const {
-  std::vector<std::string> all;
+std::vector<std::pair<const Point*, std::string>> Contracts::divided() const {
+  std::vector<std::pair<const Point*, std::string>> all;
   for (const auto& [order, of] : points_) {
     // Norms have a rule of their own for what they read, of which the first layer's is stored more
     // often than that of others: what fits these says little about it.
@@ -238,10 +238,13 @@ std::vector<std::string> Contracts::divided() const {
       if (stricter.empty() || others.empty() || !in_doubt) continue;
       const std::string_view name = of.point->name;
       const char *wide = name_of(of.candidates[of.chosen]), *strict = name_of(of.candidates[c]);
-      all.push_back(fmt::format(
-          "{} rounds as {} in layers {}, and as {} in layers {}: one kernel rounds in one way, and "
-          "the layers judged do not say which; --rounding {}={} shows what is wrong if it is that",
-          name, strict, fmt::join(stricter, ", "), wide, fmt::join(others, ", "), name, strict));
+      all.emplace_back(of.point,
+                       fmt::format("{} rounds as {} in layers {}, and as {} in layers {}: "
+                                   "one kernel rounds in one way, and "
+                                   "the layers judged do not say which; --rounding {}={} "
+                                   "shows what is wrong if it is that",
+                                   name, strict, fmt::join(stricter, ", "), wide,
+                                   fmt::join(others, ", "), name, strict));
       break;
     }
   }

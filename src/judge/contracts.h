@@ -114,11 +114,11 @@ class Contracts {
   std::vector<std::pair<const Point*, RoundingContract>> found() const;
   // Places that fit another contract than their point, with a sentence about it.
   std::vector<std::pair<Place, std::string>> inconsistent_layers() const;
-  // A sentence about each point whose own contract may be too wide, so that it excuses a wrong
-  // layer: of shares where as many layers fit a stricter one as do not, since which one was taken
-  // depends on the layers judged; of others but norms, which take what most layers fit, where more
-  // do.
-  std::vector<std::string> divided() const;
+  // Each point, with a sentence about it, whose own contract may be too wide, so that it excuses a
+  // wrong layer: of shares where as many layers fit a stricter one as do not, since which one was
+  // taken depends on the layers judged; of others but norms, which take what most layers fit, where
+  // more do.
+  std::vector<std::pair<const Point*, std::string>> divided() const;
 
  private:
   struct Fits {

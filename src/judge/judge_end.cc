@@ -246,7 +246,11 @@ void Judge::State::note_facts(bool complete) {
     ledger.note(fmt::format(
         "no pass has {}, though the trace's graph does: an error of it is seen in attn.out alone",
         kPoints[order].name));
-  for (const std::string& note : op_judge.contracts().divided()) ledger.note(note);
+  for (const auto& [point, sentence] : op_judge.contracts().divided()) {
+    ledger.note(sentence);
+    // One of shares that fits as many layers as not is what few keys look like.
+    if (!point->is_of_shares() && divided.empty()) divided = point->name;
+  }
   if (const int64_t later = ledger.later_of_equals(); later > 0)
     ledger.note(fmt::format(
         "{} not the first of several equal logits, the largest: nothing is wrong with that, but an "
@@ -342,6 +346,7 @@ Result Judge::State::finish(const std::vector<RequestInfo>& requests, bool compl
                      .reason = ledger.main_reason(),
                      .unexplained = unexplained,
                      .undecided = complete ? undecided : std::string(),
+                     .divided = divided,
                      .suspicion = reference_check.suspicion()});
   result.reached = op_judge.reached();
   // Limits are learnt from clean runs alone, else a bug would widen the limits that are to find it.

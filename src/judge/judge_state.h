@@ -214,6 +214,7 @@ struct Judge::State {
   int64_t with_shares = 0, without_shares = 0;  // passes that were seen whole
   std::set<int> unseen_shares;  // order of points that the trace promises and no pass has
   std::string unexplained;      // what is wrong with tokens by no op that was judged
+  std::string divided;          // a point whose contract may excuse a wrong layer
   // Nodes of points that no pass had shown yet: nothing is amiss where none ever does.
   std::vector<Finding> unrecorded;
   std::vector<Finding> wrong_top_logits;  // of all passes

@@ -123,6 +123,11 @@ std::string inconclusive_story(const Result& result, const Inconclusive& inconcl
                         inconclusive.unexplained, result.hidden > 0 ? "recorded" : "judged",
                         result.hidden > 0 ? "recorded" : "judged");
   if (!inconclusive.undecided.empty()) text += "; but " + inconclusive.undecided;
+  if (!inconclusive.divided.empty())
+    text += fmt::format(
+        "; but {} rounds in two ways, and the layers judged do not say which of them are wrong, if "
+        "any: see the notes",
+        inconclusive.divided);
   return text;
 }
 

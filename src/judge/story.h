@@ -13,9 +13,11 @@ struct Inconclusive {
   std::string reason;       // why nodes are inconclusive
   std::string unexplained;  // wrong with tokens by an op that was not judged
   std::string undecided;    // what of the tokens cannot be judged by the trace
+  std::string divided;      // a point whose contract may excuse a wrong layer
   std::string suspicion;    // where the reference contradicts itself
   bool none() const {
-    return complete && unexplained.empty() && undecided.empty() && suspicion.empty();
+    return complete && unexplained.empty() && undecided.empty() && divided.empty() &&
+           suspicion.empty();
   }
 };
 

@@ -74,10 +74,11 @@ TEST(Chosen, IsSaidToBeInDoubtWhereAStricterOneFitsMoreLayersThanNot) {
     contracts.decide();
     return contracts.divided();
   };
-  const std::vector<std::string> all = said(5);
+  const auto all = said(5);
   ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].first, &kPoint);
   EXPECT_EQ(
-      all[0],
+      all[0].second,
       "attn.q_rope rounds as fused in layers 0, 1, 2, 3, 4, and as hf in layers 5: one kernel "
       "rounds in one way, and the layers judged do not say which; --rounding "
       "attn.q_rope=fused shows what is wrong if it is that");
@@ -200,11 +201,11 @@ TEST(OfShares, IsDividedWhereAsManyLayersFitAStricterOne) {
   add(contracts, kLse, {kNeither, kAsHf, kAsHf});
   contracts.decide();
   EXPECT_EQ(contracts.of(kPartial), hf);
-  const std::vector<std::string> divided = contracts.divided();
+  const auto divided = contracts.divided();
   ASSERT_EQ(divided.size(), 1u);
-  EXPECT_TRUE(divided.front().starts_with(
+  EXPECT_TRUE(divided.front().second.starts_with(
       "attn.partial rounds as fused in layers 1, and as hf in layers 2: "))
-      << divided.front();
+      << divided.front().second;
   Contracts wrong({});
   add(wrong, kPartial, {kNeither, kNeither});
   wrong.decide();

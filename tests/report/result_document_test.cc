@@ -338,6 +338,16 @@ TEST(ResultScreen, OfACleanRunIsAFewLines) {
   EXPECT_EQ(lines[5], "untested 1: preemption   (--explain untested)") << screen(r, 160);
 }
 
+// A contract that was found by trying may excuse a wrong layer: that is no clean run.
+TEST(ResultScreen, OfAPointThatRoundsInTwoWaysIsNotClean) {
+  Result r = result_of(4, kDense);
+  summarise(r, {.divided = "attn.out"});
+  EXPECT_EQ(r.verdict, RunVerdict::inconclusive);
+  EXPECT_NE(r.story.find("attn.out rounds in two ways"), std::string::npos) << r.story;
+  summarise(r, {});
+  EXPECT_EQ(r.verdict, RunVerdict::clean);
+}
+
 // A decode pass reads the positions of the prompt, too.
 TEST(ResultScreen, OfACacheDoesNotSayThatPromptsAloneAreWrong) {
   Result r = result_of(4, kDense);
