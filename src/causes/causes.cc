@@ -247,11 +247,13 @@ Fit Causes::try_guesses(std::span<const Guess> guesses, OpHypotheses& asked,
                         const Numbers& right_once, OfPlace& of) const {
   Fit none = evidence.unexplained();
   const std::vector<WrongPart> parts = evidence.wrong_parts();
-  // Whether a fit is nearer than what is right, there, however it is said to round.
+  // Whether a fit is nearer than what is right, there, however it is said to round. Where that is
+  // right but for some elements, these are what a cause must explain.
   const auto is_nearer_there = [&](const Fit& fit, const WrongPart* part) {
     if (!is_nearer(fit) || right_once.empty()) return is_nearer(fit);
     const Numbers once = part ? evidence.within(*part, right_once) : right_once;
-    return fit.squares < kNearer * evidence.fit(once, of.kinds).squares;
+    const Fit right = evidence.fit(once, of.kinds);
+    return fit.squares < kNearer * right.squares && fit.explains_beyond(right);
   };
   // A bug of the last tile or of one head is a known way there, and right elsewhere. The least
   // narrow part in which it holds is said.

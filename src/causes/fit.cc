@@ -114,6 +114,11 @@ bool Fit::explains() const {
          static_cast<double>(elements) >= kExplained * static_cast<double>(of_elements);
 }
 
+bool Fit::explains_beyond(const Fit& other) const {
+  const auto left = static_cast<double>(of_elements - other.elements);
+  return left <= 0 || static_cast<double>(elements - other.elements) >= kExplained * left;
+}
+
 bool is_over(const WrongNode& n, size_t i) {
   return !within(n.got[i], n.want[i], n.want[i], n.limit[i], n.dtype);
 }

@@ -36,6 +36,8 @@ struct Fit {
   // one, as roundings on the way have ties; and whether no more right nodes speak against it than
   // wrong ones for it, as a bug may have spared some requests.
   bool explains() const;
+  // Whether 95 of 100 are explained of those wrong elements that `other` leaves, if it leaves any.
+  bool explains_beyond(const Fit& other) const;
   double distance() const { return counted > 0 ? squares / static_cast<double>(counted) : 0; }
 };
 

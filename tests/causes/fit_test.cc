@@ -54,6 +54,20 @@ TEST(Fit, NeedsNineteenOfTwentyWrongElements) {
   EXPECT_FALSE(node.fit(twice).explains()) << "37 of 40";
 }
 
+// Rounding alone explains most of what an op of another contract is: a cause must explain the rest.
+TEST(Fit, ExplainsWhatAnotherLeaves) {
+  const Fit rounding = {.elements = 49965, .of_elements = 50245};
+  const auto beyond = [&](int64_t elements) {
+    return Fit{.elements = elements, .of_elements = 50245}.explains_beyond(rounding);
+  };
+  EXPECT_TRUE(beyond(50245));
+  EXPECT_TRUE(beyond(49965 + 266));
+  EXPECT_FALSE(beyond(49965 + 265));
+  EXPECT_FALSE(beyond(49960));
+  const Fit all = {.elements = 7, .of_elements = 7};
+  EXPECT_TRUE(all.explains_beyond(all)) << "nothing is left";
+}
+
 TEST(Fit, IsRefutedByMoreRightNodesThanItExplains) {
   Node wrong(40), right(40);
   const Values twice = doubled(wrong.want);

@@ -139,6 +139,7 @@ OPS = {
     "part_of_dims": r"handed on, in dims 0 to 3 and (32 to 35|16 to 19) of head 1 alone",
     "part_of_columns": r"last 8 inputs left out of the sum, in columns 4000 to 4095 alone$",
     "nan_not_cached": NOTHING,
+    "gate_held": NOTHING,
     "heads_before_positions": r"HND for NHD",
     "cache_by_head": r"HND\) where",
     "qkv_by_group": r"as if by K/V head",
