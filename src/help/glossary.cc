@@ -74,7 +74,9 @@ constexpr auto kWords = std::to_array<Word>({
      "fused: once, at the store; hf: as the modules of Hugging Face; eager: attention's scores and "
      "probabilities too; --schema and --rounding set it. It is no tolerance: the oracle rounds "
      "there, and the op is held to one "
-     "rounding of that. Where nothing is declared the contract is found by trying. As a statistic: "
+     "rounding of that. Where nothing is declared the contract is found by trying; where one fits "
+     "all layers and a stricter one most of them, the run is inconclusive, for the wider may "
+     "excuse a wrong layer. As a statistic: "
      "a place that rounds otherwise than the other layers of its point.",
      true},
     {"untested", "", "",
