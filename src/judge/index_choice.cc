@@ -171,8 +171,8 @@ ChoiceOutcome judge_choice(const NodeRows& node, bool one, Ties ties, const Tens
     outcome.width = std::max(outcome.width, width_of(row, slack));
     outcome.unknown = outcome.unknown || wrong.unknown;
     nan_rows += nan ? 1 : 0;
-    if (one && !nan && slack.empty() && !wrong.found && out_of_order(row, indices).found)
-      ++outcome.node.later_of_equals;
+    const bool any_is_right = one && ties == Ties::any && !nan && slack.empty() && !wrong.found;
+    if (any_is_right && out_of_order(row, indices).found) ++outcome.node.later_of_equals;
     if (!wrong.found) continue;
     outcome.node.wrong.push_back({at, {true}});
     if (outcome.node.verdict == Verdict::bitwise)
