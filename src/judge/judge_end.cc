@@ -108,6 +108,11 @@ void Judge::State::judge_contracts() {
     ledger.note(
         "judged under the rounding contracts that were asked for, whatever the trace "
         "declares");
+  for (const auto& [point, sentence] : op_judge.contracts().divided()) {
+    ledger.note(sentence);
+    // One of shares that fits as many layers as not is what few keys look like.
+    if (!point->is_of_shares() && divided.empty()) divided = point->name;
+  }
 }
 
 // One rule a place, shared by its findings.
@@ -246,11 +251,6 @@ void Judge::State::note_facts(bool complete) {
     ledger.note(fmt::format(
         "no pass has {}, though the trace's graph does: an error of it is seen in attn.out alone",
         kPoints[order].name));
-  for (const auto& [point, sentence] : op_judge.contracts().divided()) {
-    ledger.note(sentence);
-    // One of shares that fits as many layers as not is what few keys look like.
-    if (!point->is_of_shares() && divided.empty()) divided = point->name;
-  }
   if (const int64_t later = ledger.later_of_equals(); later > 0)
     ledger.note(fmt::format(
         "{} not the first of several equal logits, the largest: nothing is wrong with that, but an "

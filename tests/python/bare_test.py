@@ -153,6 +153,44 @@ class Bare(InFolder):
         self.assertEqual((missed.first.layer, missed.first.point), (2, "mlp.residual"), missed)
         self.assertFalse(judged("model/final.norm"))
 
+    def test_a_contract_of_all_layers_excuses_none(self):
+        kept = support.load(QWEN3)
+        tokens = support.tokens(40, 1, kept.config.vocab_size)
+        dim, last = kept.config.head_dim, kept.config.num_hidden_layers
+
+        def judged(gain):
+            """With the scores of layer 4 times so much; what q and k became is hidden."""
+            model, seen = copy.deepcopy(kept), {}
+            def keep(place, rows):
+                seen[place] = rows[0].float().reshape(rows.shape[1], -1, dim).numpy()
+            for i, layer in enumerate(model.model.layers):
+                for name in "qkv":
+                    getattr(layer.self_attn, name + "_proj").register_forward_hook(
+                        lambda _m, _x, out, at=f"layer{i:06}/attn.{name}": keep(at, out))
+                layer.self_attn.o_proj.register_forward_pre_hook(
+                    lambda _m, x, at=f"layer{i:06}/attn.out": keep(at, x[0]))
+            model.model.layers[4].self_attn.scaling = gain * dim ** -0.5
+            with torch.no_grad():
+                made = model(tokens, output_hidden_states=True)
+            seen |= {f"layer{i:06}/mlp.residual": made.hidden_states[i + 1][0].float().numpy()
+                     for i in range(last - 1)}
+            for place, rows in (("embed", made.hidden_states[0]), ("logits", made.logits),
+                                ("final.norm", made.hidden_states[last])):
+                seen["model/" + place] = rows[0].float().numpy()
+            seen["model/token"] = made.logits[0].argmax(-1)
+            with h5py.File(self.path, "w") as file:
+                file.attrs["dtype"] = "bf16"
+                file["passes/token"], file["passes/position"] = tokens[0], range(tokens.shape[1])
+                for place, numbers in seen.items():
+                    file["tensors/pass000000/" + place] = numbers
+            return lockstep.judge(self.path, QWEN3)
+
+        self.assertTrue(judged(1))
+        found = judged(1.02)
+        self.assertEqual(found.result["verdict"], "inconclusive", found)
+        self.assertIn("attn.out rounds in two ways", str(found))
+        self.assertEqual(len([note for note in found.notes if "as eager in layers 4:" in note]), 1)
+
     def test_other_weights_are_thought_of(self):
         hooks = """
 for i, layer in enumerate(model.model.layers):
