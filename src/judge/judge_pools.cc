@@ -31,13 +31,7 @@ void Judge::State::judge_pool(size_t index) {
   for (const Statistic& statistic : statistics) ledger.limit_ratio(statistic.limit_ratio());
   for (const Statistic& statistic : statistics) {
     if (statistic.passes(scale)) continue;
-    ledger.regrade_all(index, {.verdict = Verdict::introduced,
-                               .statistic = statistic.kind,
-                               .value = statistic.value,
-                               .limit = statistic.limit * scale,
-                               .budgets = statistic.value / statistic.limit,
-                               .rule = "all passes together: " + statistic.slice});
-    return;
+    return enter(statistic, index, "all passes together: " + statistic.slice);
   }
   // Beside a finding it would stand as if it were another one.
   const PlacePool* pool = op_judge.pooled(place, contract);
@@ -52,6 +46,16 @@ void Judge::State::judge_pool(size_t index) {
                     sum.offset > 0 ? "large" : "small"));
 }
 
+// A statistic over its limit becomes a finding of all nodes of the place.
+void Judge::State::enter(const Statistic& statistic, size_t place, std::string rule) {
+  ledger.regrade_all(place, {.verdict = Verdict::introduced,
+                             .statistic = statistic.kind,
+                             .value = statistic.value,
+                             .limit = statistic.limit * options.limit_scale,
+                             .budgets = statistic.value / statistic.limit,
+                             .rule = std::move(rule)});
+}
+
 RoundingContract Judge::State::contract_of(const Place& place) const {
   const std::vector<RoundingContract> candidates = op_judge.candidates(place);
   return candidates.at(candidates.size() > 1 ? op_judge.contracts().chosen(place) : 0);
@@ -61,7 +65,8 @@ RoundingContract Judge::State::contract_of(const Place& place) const {
 // them shows alone what all of them do, so the first is named, unless only some have a gain that
 // they had too few rows to be asked for.
 void Judge::State::judge_point(const Point& point) {
-  if (ledger.any_finding_at(point) || is_mutant(Mutant::no_pooling)) return;
+  if (is_mutant(Mutant::no_pooling)) return;
+  if (ledger.any_finding_at(point)) return name_gains(point);
   const DType dtype = op_judge.dtype_at({&point, -1});
   std::map<RoundingContract, std::vector<std::pair<size_t, const Moments*>>> sums;  // by place
   for (size_t i = 0; i < ledger.places().size(); ++i) {
@@ -77,7 +82,7 @@ void Judge::State::judge_point(const Point& point) {
     std::vector<size_t> gaining;
     for (const auto& [place, sum] : of_places) {
       all.add(*sum);
-      if (sum->has_gain(dtype))
+      if (sum->gain_over(dtype))
         gaining.push_back(place);
       else
         others.add(*sum);
@@ -89,10 +94,27 @@ void Judge::State::judge_point(const Point& point) {
           return of_shares.contains(static_cast<int>(of.first));
         }))
       leave_out_misrounds(statistics);
-    if (others.has_gain(dtype)) gaining.clear();
+    if (others.gain_over(dtype)) gaining.clear();
     const char* which =
         gaining.size() < of_places.size() ? ", and only those named here show it" : "";
     if (blame(statistics, of_places.front().first, gaining, which)) return;
+  }
+}
+
+// Names the other layers of a point with a finding that have a gain over its limit, though too few
+// rows to be asked for it alone: a kernel that is wrong in all layers shows by chance in some, and
+// the first is where to look.
+void Judge::State::name_gains(const Point& point) {
+  const DType dtype = op_judge.dtype_at({&point, -1});
+  for (size_t i = 0; i < ledger.places().size(); ++i) {
+    const Place& place = ledger.places()[i];
+    if (!(*place.point == point) || excused.contains(static_cast<int>(i)) ||
+        ledger.any_finding_at(static_cast<int64_t>(i)))
+      continue;
+    const PlacePool* pool = op_judge.pooled(place, contract_of(place));
+    const std::optional<Statistic> gain = pool ? pool->sum().gain_over(dtype) : std::nullopt;
+    if (gain && !gain->passes(options.limit_scale))
+      enter(*gain, i, "all passes together: " + gain->slice);
   }
 }
 
@@ -149,13 +171,9 @@ bool Judge::State::blame(const std::vector<Statistic>& statistics, size_t first,
     if (statistic.passes(scale)) continue;
     const bool of_some = statistic.kind == StatisticKind::gain && !gaining.empty();
     for (const size_t place : of_some ? gaining : std::vector{first})
-      ledger.regrade_all(place, {.verdict = Verdict::introduced,
-                                 .statistic = statistic.kind,
-                                 .value = statistic.value,
-                                 .limit = statistic.limit * scale,
-                                 .budgets = statistic.value / statistic.limit,
-                                 .rule = fmt::format("all layers and passes together: {}{}",
-                                                     statistic.slice, of_some ? which : "")});
+      enter(statistic, place,
+            fmt::format("all layers and passes together: {}{}", statistic.slice,
+                        of_some ? which : ""));
     return true;
   }
   return false;

@@ -142,7 +142,9 @@ struct Judge::State {
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
   void judge_pool(size_t index);
   void judge_point(const Point& point);
+  void name_gains(const Point& point);
   bool judge_scales(const Point& point);
+  void enter(const Statistic& statistic, size_t place, std::string rule);
   RoundingContract contract_of(const Place& place) const;  // that it is judged under
   bool blame(const std::vector<Statistic>& statistics, size_t first,
              const std::vector<size_t>& gaining, const char* which);

@@ -281,6 +281,7 @@ Meter OpJudge::meter_of(const Place& place, const Group& group, const NodeRows& 
        .node_class = group.blurred ? NodeClass::elementwise : place.point->node_class,
        .row_shape = without_rows(group.tensor->shape),
        .page_size = options_.page_size,
+       .truncates = judged_op(place.point->op).truncates,
        .may_lose_weights = judged_op(place.point->op).may_lose_weights,
        // The logarithm of nothing is too small for no dtype.
        .may_saturate = options_.may_saturate && place.point->op != OpKind::log_sum_exp,

@@ -23,7 +23,7 @@ Meter::Row Meter::measure(int64_t position, const DistantRow& from, double gain,
         exact ? *of.misrounded : beside_row(element(from.worst, from.sums.most), measured.size);
   if (exact) return measured;
   measured.sum = from.moments;
-  measured.sum.gain = gain;
+  allow_gain(measured, gain);
   for (const DistantRow::Group& group : from.groups) {
     NodeSlice slice;
     slice.worst = element(group.worst, group.sums.most);

@@ -65,8 +65,9 @@ void add_gain(const Moments& m, DType dtype, int64_t least_rows,
   const double gain = m.cross / m.power;
   const double z = clustered ? student(m, gain) : deviations_of(m);
   const double deviations = z / (clustered ? kGainStudent : kGainDeviations);
+  const double most = gain > 0 ? m.growth : m.gain;
   statistics.push_back(
-      {StatisticKind::gain, std::min(std::fabs(gain) / m.gain, deviations), 1,
+      {StatisticKind::gain, std::min(std::fabs(gain) / most, deviations), 1,
        fmt::format("everything is {:.3g} of itself too {}, {:.3g} standard errors from 0",
                    std::fabs(gain), gain > 0 ? "large" : "small", z)});
 }
@@ -134,8 +135,9 @@ void Moments::add(const Moments& other) {
   cross += other.cross;
   cross_scatter += other.cross_scatter;
   power += other.power;
-  // Budget::gain is a limit: of several rows the widest.
+  // Both are limits: of several rows the widest.
   gain = std::max(gain, other.gain);
+  growth = std::max(growth, other.growth);
   rows += other.rows;
   cross_squares += other.cross_squares;
   cross_power += other.cross_power;
@@ -159,10 +161,11 @@ std::vector<Statistic> Moments::statistics(DType dtype, double tail) const {
   return statistics;
 }
 
-bool Moments::has_gain(DType dtype) const {
+std::optional<Statistic> Moments::gain_over(DType dtype) const {
   std::vector<Statistic> gains;
   add_gain(*this, dtype, kFewGainRows, gains);
-  return !gains.empty() && !gains.front().passes(1);
+  if (gains.empty() || gains.front().passes(1)) return std::nullopt;
+  return gains.front();
 }
 
 void drop_missing(std::vector<Statistic>& statistics) {

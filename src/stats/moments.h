@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ inline constexpr int64_t kLeastSlice = 16;         // elements of a slice of T4
 inline constexpr double kGainDeviations = 8;       // T5 and T6, in standard deviations
 inline constexpr double kGainStudent = 6;          // T5 of fp32, in standard errors between rows
 inline constexpr int64_t kGainRows = 256;          // that fp32 needs for them
+inline constexpr double kMostGrowth = 0x1p-21;     // T5 of what accumulators alone may make large
 inline constexpr int64_t kFewGainRows = 16;        // to tell which of several places has a gain
 
 // x with P(chi-square of n degrees > x) = tail. n >= 1, 0 < tail < 1.
@@ -104,6 +106,7 @@ struct Moments : Scatter {
                              // elements share a part of their V, of all that share it
   double power = 0;          // sum want^2 / V
   double gain = 0;           // Budget::gain, the largest
+  double growth = 0;         // the same of results that are too large
   int64_t rows = 0;
   double cross_squares = 0, cross_power = 0, power_squares = 0;  // sums over rows of products
 
@@ -115,15 +118,15 @@ struct Moments : Scatter {
   //   T2  rms(), limit rms_limit
   //   T3  share that is not the exact result rounded, limit share_limit of the mean of
   //       Budget::misround. Not in fp32, where an accumulation alone moves most elements.
-  //   T5  gain g = sum(delta o/V) / sum(o^2/V), o = want: the lesser of |g| / Budget::gain and |z|
-  //       / 8, limit 1, z = sum(delta o/V) / sqrt(sum (delta o/V)^2). Of delta and not of eta:
-  //       where exact results lie just above what the dtype holds (a weight near 1, a slow dim of a
-  //       rope) all of them round the same way, and what is left of chance is small enough to see
-  //       gains of a few 1e-6 in bf16. In fp32 the errors of a row are not independent: there z is
-  //       t, clustered by rows, over at least 256 of them, limit 6.
+  //   T5  gain g = sum(delta o/V) / sum(o^2/V), o = want: the lesser of |g| / Budget::gain (of
+  //       g > 0, growth) and |z| / 8, limit 1, z = sum(delta o/V) / sqrt(sum (delta o/V)^2). Of
+  //       delta and not of eta: where exact results lie just above what the dtype holds (a weight
+  //       near 1, a slow dim of a rope) all of them round the same way, and what is left of chance
+  //       is small enough to see gains of a few 1e-6 in bf16. In fp32 the errors of a row are not
+  //       independent: there z is t, clustered by rows, over at least 256 of them, limit 6.
   std::vector<Statistic> statistics(DType dtype, double tail) const;
-  // Whether T5 is over its limit, also of as few rows as alone are no ground for a finding.
-  bool has_gain(DType dtype) const;
+  // T5 where it is over its limit, also of as few rows as alone are no ground for a finding.
+  std::optional<Statistic> gain_over(DType dtype) const;
   // T6: sum(delta/sqrt V) / sqrt N. Over kGainDeviations it is a notice and no finding (and not
   // even that in fp32 and for chains of ops, where delta is theory or due): a
   // truncation is one by T1 or T5 too, and what no other limit minds need not be a bug.

@@ -320,11 +320,17 @@ void Meter::measure_elements(Row& measured, const RowNumbers& row, StoredRow& st
   }
 }
 
+// An accumulator that rounds to nearest has no gain of either sign, and its own unit is room for it.
+void Meter::allow_gain(Row& measured, double gain) const {
+  measured.sum.gain = gain;
+  measured.sum.growth = options_.truncates ? std::min(gain, kMostGrowth) : gain;
+}
+
 Meter::Row Meter::measure(int64_t position, const RowNumbers& row, WeighedRow room) const {
   const bool exact = options_.node_class == NodeClass::exact;
   Row measured{.position = position, .elements = std::move(room)};
   measured.elements.resize(exact ? 0 : row.got.size());
-  measured.sum.gain = row.gain;
+  allow_gain(measured, row.gain);
   // Kept by the thread: vectors that are made anew are cleared, which takes as long as a sum.
   thread_local StoredRow stored_row;
   const RowSums sums = look_at_row(row, options_.dtype, exact, stored_row);

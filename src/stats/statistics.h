@@ -129,6 +129,8 @@ class Meter {
     NodeClass node_class = NodeClass::elementwise;
     Shape row_shape;        // the axes after the rows
     int64_t page_size = 0;  // 0: not known, no slices by page
+    // RowNumbers::gain is what accumulators truncate: it makes results too small, never too large.
+    bool truncates = false;
     // A weight that is below what fp32 can hold times Inf is NaN, where the exact result is Inf.
     bool may_lose_weights = false;
     // Whether the largest number may stand where the exact result overflows to Inf.
@@ -180,6 +182,7 @@ class Meter {
   void exclude(Row& measured, const Element& element, Measure::NonFinite kind) const;
   void note_wrong(Row& measured, size_t element) const;
   ErrorProfile profile_of(int64_t position, const RowNumbers& row) const;
+  void allow_gain(Row& measured, double gain) const;
   // T0 and T1.
   void compare(Row& measured, const Stored& stored, double limit) const;
   // T2 to T5.

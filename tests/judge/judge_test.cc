@@ -226,6 +226,27 @@ TEST_F(JudgeTest, WhatNoNodeShowsTheNodesOfAPlaceShowTogether) {
   EXPECT_EQ(result.judged, result.expected);
 }
 
+// A gain of all layers shows in one of them first, where an element happens to be over its budget;
+// the others have too few rows to be asked for a gain alone. None is known of a layer without it.
+TEST_F(JudgeTest, AGainOfAllLayersIsNamedFromTheFirstOn) {
+  constexpr double kGain = 2.8e-7;
+  const auto findings = [this](double of_layer_0) {
+    FakeModel model(DType::f32, [=](const Place& p, const PassInfo& info, std::vector<double>& v) {
+      if (p.point->name != "mlp.gate") return;
+      for (double& x : v) x *= 1 + (p.layer == 0 ? of_layer_0 : kGain);
+      if (p.layer == 1 && info.pass == 0) v[0] += 8;
+    });
+    return judged(fake_run(model, DType::f32, 1, {20, 16}), false);
+  };
+  const Result wrong = findings(kGain);
+  ASSERT_EQ(wrong.findings.size(), 2u) << wrong.story;
+  expect_first(wrong, "layer 0 mlp.gate", 0, 0, Verdict::introduced);
+  EXPECT_EQ(wrong.first->statistic, StatisticKind::gain);
+  const Result right = findings(0);
+  ASSERT_EQ(right.findings.size(), 1u) << right.story;
+  expect_first(right, "layer 1 mlp.gate", 0, 0, Verdict::introduced);
+}
+
 TEST_F(JudgeTest, APooledFindingDoesNotDisplaceOneThatCameEarlier) {
   const auto spoilt_at = [](const char* name, int layer, int pass) -> Spoil {
     return [=](const Place& p, const PassInfo& info, std::vector<double>& v) {

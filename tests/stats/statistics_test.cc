@@ -377,7 +377,7 @@ struct Pooled : Moments {
 };
 
 Pooled pooled(DType dtype, int64_t rows, double gain, double noise, bool repeated = false,
-              uint64_t seed = 3) {
+              uint64_t seed = 3, bool truncates = false) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   PlacePool pool;
@@ -393,7 +393,8 @@ Pooled pooled(DType dtype, int64_t rows, double gain, double noise, bool repeate
       limit[i] = unit / 2 + 1e-3 * unit;
       variance[i] = unit * unit / 12;
     }
-    Meter meter({.dtype = dtype, .row_shape = {std::ssize(want)}}, 1, &pool);
+    Meter meter({.dtype = dtype, .row_shape = {std::ssize(want)}, .truncates = truncates}, 1,
+                &pool);
     meter.add(row, {got, want, limit, variance, {}, misround, 1.4e-6});
   }
   return {pool.sum()};
@@ -440,6 +441,21 @@ TEST(Gain, OfFp32IsHeldToWhatRowsHaveInCommon) {
                   ->passes(1));
   EXPECT_EQ(find(pooled(DType::f32, 255, 4e-6, 2).statistics(DType::f32), StatisticKind::gain),
             nullptr);
+}
+
+// What an accumulator truncates makes results small, so that nothing excuses as much of the other
+// sign; other ops have their gain of both.
+TEST(Gain, OfWhatTruncatesIsOfOneSign) {
+  const auto passes = [](double gain, bool truncates) {
+    const Pooled sums = pooled(DType::f32, 256, gain, 0.1, false, 3, truncates);
+    const bool over = sums.gain_over(DType::f32).has_value();
+    EXPECT_EQ(over, !find(sums.statistics(DType::f32), StatisticKind::gain)->passes(1));
+    return !over;
+  };
+  EXPECT_TRUE(passes(-1e-6, true));
+  EXPECT_FALSE(passes(1e-6, true));
+  EXPECT_TRUE(passes(1e-6, false));
+  EXPECT_TRUE(passes(3e-7, true));  // an accumulator's own unit
 }
 
 TEST(Gain, IsNotMadeOfWhatMustRoundOneWay) {

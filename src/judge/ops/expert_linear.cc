@@ -19,6 +19,7 @@ const JudgedOp kJudgedExpertLinear = {.kind = OpKind::expert_linear,
                                       .inner = each<inner_of_sum>,
                                       .reach = reach_of_sum,
                                       .gain = gain_of_sum,
+                                      .truncates = true,
                                       .is_sum = true};
 
 }  // namespace lockstep

@@ -75,6 +75,8 @@ struct JudgedOp {
   double (*gain)(const Exact&) = nullptr;
   // Whether all roundings on the way are steps of Exact. Null: they are.
   bool (*knows_steps)(RoundingContract) = nullptr;
+  // Whether that is what accumulators truncate, so that elements are never too large by it.
+  bool truncates = false;
   bool is_sum = false;         // of Exact::terms products, of which more or less may cancel
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled

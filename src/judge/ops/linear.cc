@@ -26,6 +26,7 @@ const JudgedOp kJudgedLinear = {.kind = OpKind::linear,
                                 .inner = each<inner_of_sum>,
                                 .reach = reach_of_sum,
                                 .gain = gain_of_sum,
+                                .truncates = true,
                                 .is_sum = true};
 
 }  // namespace lockstep

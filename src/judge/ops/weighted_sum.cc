@@ -16,6 +16,7 @@ const JudgedOp kJudgedWeightedSum = {.kind = OpKind::weighted_sum,
                                      .inner = each<inner_of_sum>,
                                      .reach = reach_of_sum,
                                      .gain = gain_of_sum,
+                                     .truncates = true,
                                      .is_sum = true};
 
 }  // namespace lockstep
