@@ -184,6 +184,33 @@ std::map<std::string, double> Judge::State::limits() const {
           {"propagated_over_floor", kOverFloor}};
 }
 
+// Whether what a hidden op of the region is off by comes to all rows of the node, and no mean over
+// keys makes it less.
+bool Judge::State::reads_directly(const Pending& pending, const std::vector<Place>& region) const {
+  const Place& place = ledger.places()[pending.place];
+  const auto attends = [](const Place& op) { return row_of(op.point->op).attends; };
+  return place.layer >= 0 && !leaves_rows_unjudged(place, pending.request) && !attends(place) &&
+         std::ranges::none_of(region, attends);
+}
+
+// Takes those hidden ops from the regions of the pass's findings that other readers clear: a stream
+// that a trace does not have would reach back to the first layer, whatever is right between.
+void Judge::State::clear_regions() {
+  for (const int number : over_regions) {
+    const Finding& finding = ledger.finding(number);
+    const double error = finding.of_row;
+    std::vector<Place> left;
+    for (const Place& hidden : finding.region) {
+      const auto found = of_hidden.find({index_of(hidden), finding.node.request});
+      const bool cleared =
+          found != of_hidden.end() && (error > kManyTimes * found->second.shows_directly[0] ||
+                                       error > kTimesInTwo * found->second.shows_directly[1]);
+      if (!cleared) left.push_back(hidden);
+    }
+    ledger.narrow(number, std::move(left));
+  }
+}
+
 // A bug in a region shows from the width of its budget on.
 void Judge::State::note_regions() {
   for (const Point& p : kPoints) {

@@ -320,7 +320,8 @@ void Meter::measure_elements(Row& measured, const RowNumbers& row, StoredRow& st
   }
 }
 
-// An accumulator that rounds to nearest has no gain of either sign, and its own unit is room for it.
+// An accumulator that rounds to nearest has no gain of either sign, and its own unit is room for
+// it.
 void Meter::allow_gain(Row& measured, double gain) const {
   measured.sum.gain = gain;
   measured.sum.growth = options_.truncates ? std::min(gain, kMostGrowth) : gain;
