@@ -24,6 +24,7 @@
 #include "src/diff/match_requests.h"
 #include "src/diff/same_inputs.h"
 #include "src/diff/share_cuts.h"
+#include "src/diff/suspects.h"
 #include "src/judge/ledger.h"
 #include "src/stats/statistics.h"
 #include "traces/rope_pairs.h"
@@ -56,7 +57,7 @@ class Comparison {
     }
     needed_ = selected_;
     for (size_t i = places_.size(); i-- > 0;) {
-      if (!selected_[i] && !(needed_[i] && is_cache(i))) continue;
+      if (!needed_[i]) continue;
       for (size_t input : inputs_[i]) needed_[input] = true;
       for (size_t source : noise_.sources(i)) needed_[source] = true;
     }
@@ -103,8 +104,6 @@ class Comparison {
   int64_t rows_of(const ShownRow& shown, size_t index) const;
   void enter_node(DiffSums& sums, int pass, int32_t request, size_t index);
   void add_to_place(const DiffSums& sums, size_t index);
-  void look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                     const std::optional<DiffResult::Node::Share>& share, size_t index);
   std::vector<bool> shown_by_both() const;
   void count_rows_of_b_alone();
   void sum_up_places();
@@ -130,9 +129,9 @@ class Comparison {
   ScoreRounding scores_;
   LogitsDistance logits_;
   ShareCuts cuts_;
-  // By place: whether the result is of it; and of what noise there explains, its inputs too.
+  // By place: whether the result is of it; and of what noise there explains, all before it too.
   std::vector<bool> selected_, needed_;
-  std::string hidden_choice_;  // the first place that only a choice of experts before may explain
+  Suspects selected_suspects_, suspects_before_;
   int64_t unmeasured_before_ = 0;  // rows, in the places before the one that is compared
   // By place and prefix: whether rows that a cache is written from were compared as numbers.
   std::map<std::pair<size_t, uint64_t>, bool> measured_;
@@ -372,15 +371,9 @@ void Comparison::enter_node(DiffSums& sums, int pass, int32_t request, size_t in
   add_to_place(sums, index);
   noise_.enter(index, request, found);
   const auto share = same_inputs_.enter(index, sums.same_inputs);
-  if (!sums.differs || !selected_[index]) return;
-  const bool further = node.relative > (result_.furthest ? result_.furthest->relative : 0);
-  if (further && within(node.relative, node.limit)) result_.furthest = node;
-  if (!result_.first_bits) result_.first_bits = node;
-  if (!result_.first_doubt && !within(sums.likely, limit.all)) {
-    result_.first_doubt = node;
-    result_.first_doubt->relative = sums.likely;
-  }
-  if (!result_.first_kind) look_for_kind(sums, limit, share, index);
+  if (sums.differs)
+    (selected_[index] ? selected_suspects_ : suspects_before_)
+        .add(sums, limit, share, noise_.hides_a_choice(index), unmeasured_before_);
 }
 
 void Comparison::add_to_place(const DiffSums& sums, size_t index) {
@@ -389,18 +382,6 @@ void Comparison::add_to_place(const DiffSums& sums, size_t index) {
   place.unlike = place.unlike || sums.distance.nonfinite;
   place.difference_rms += sums.distance.difference;  // sums, until sum_up_places()
   place.rms += sums.distance.size;
-}
-
-void Comparison::look_for_kind(const DiffSums& sums, const RelativeDifference& limit,
-                               const std::optional<DiffResult::Node::Share>& share, size_t index) {
-  const std::optional<DiffResult::Node> node = sums.kind(limit, share);
-  if (!node) return;
-  if (node->reason.empty() && std::isfinite(node->relative) && noise_.hides_a_choice(index)) {
-    if (hidden_choice_.empty()) hidden_choice_ = text_of(node->id.place);
-    return;
-  }
-  result_.first_kind = node;
-  result_.unmeasured_before = unmeasured_before_;
 }
 
 void Comparison::compare_place(int pass, size_t index) {
@@ -463,9 +444,10 @@ std::string Comparison::broken() const {
   for (const DiffSide* side : {&a_, &b_})
     if (!side->trouble().empty()) return side->trouble();
   if (!a_.trace().complete() || !b_.trace().complete()) return "a trace is incomplete";
-  if (hidden_choice_.empty()) return "";
+  const std::string& choice = selected_suspects_.hidden_choice;
+  if (choice.empty()) return "";
   return fmt::format("noise at {} depends on which experts were chosen: keep mlp.experts too",
-                     hidden_choice_);
+                     choice);
 }
 
 DiffResult Comparison::run() {
@@ -476,6 +458,7 @@ DiffResult Comparison::run() {
   sum_up_places();
   if (std::string cut = cuts_.sentence(); !cut.empty()) result_.remarks.push_back(std::move(cut));
   result_.logits = logits_.of_all();
+  put_suspects(result_, selected_suspects_, suspects_before_);
   summarise(result_, broken());
   return std::move(result_);
 }

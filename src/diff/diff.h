@@ -109,6 +109,7 @@ struct DiffResult {
   int64_t by_digest = 0;   // of which the digests of tensors alone do
   std::optional<Node> first_bits;  // first node in graph order with other bits
   std::optional<Node> first_kind;  // first that differs by more than noise explains
+  bool kind_before = false;        // it is before all that was selected
   int64_t unmeasured_before = 0;   // those of both in places before it
   // The node that is furthest apart of those that noise explains; none: no numbers tell of any.
   std::optional<Node> furthest;

@@ -40,6 +40,10 @@ std::string what_differs(const DiffResult::Node& node) {
 // Where the first difference is, and what the places after it say where nothing is known of it.
 std::string told_by(const DiffResult& result) {
   const DiffResult::Node &bits = *result.first_bits, &kind = *result.first_kind;
+  if (result.kind_before)
+    return fmt::format(
+        "before what was selected, at {}: {}; of the selection bits differ first at {}",
+        where(kind), what_differs(kind), where(bits));
   if (result.unmeasured_before == 0) {
     std::string text = fmt::format("{}: {}", where(kind), what_differs(kind));
     if (bits.id != kind.id) text += "; bits differ first at " + where(bits);

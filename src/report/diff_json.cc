@@ -115,6 +115,7 @@ std::string report_json(const DiffResult& result) {
                        {"unmeasured_before_first_kind", result.unmeasured_before}}},
                      {"first_bits", of_node(result.first_bits)},
                      {"first_kind", of_node(result.first_kind)},
+                     {"first_kind_before_selection", result.kind_before},
                      {"first_doubt", of_node(result.first_doubt)},
                      {"points", list_of(result.places, of_place)},
                      {"flips", list_of(result.flips, of_flip)},

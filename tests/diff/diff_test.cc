@@ -155,6 +155,32 @@ TEST(Diff, WhatNoiseExplainsDoesNotDependOnTheSelection) {
 }
 
 // Of a cache hashes alone are kept: how far apart it is, what was written says.
+// Behind the bug all is as far apart as its inputs, which a selection does not show.
+TEST(Diff, WhatDiffersBeforeTheSelectionIsNoNoiseOfIt) {
+  const FakeRun a = run_of();
+  const FakeRun bug = run_of(DType::bf16, spoil_at("mlp.act", 0, [](std::vector<double>& v) {
+                               for (double& x : v) x *= 1.5;
+                             }));
+  const FakeRun nan = run_of(DType::bf16, spoil_at("mlp.gate", 0, [](std::vector<double>& v) {
+                               v[1] = std::numeric_limits<double>::quiet_NaN();
+                             }));
+  for (const Selection& selection : {Selection("logits", "", "", ""), Selection("", "1", "", ""),
+                                     Selection("attn.v", "1", "", "")})
+    for (const FakeRun* b : {&bug, &nan}) {
+      const DiffResult r = diff_of(a, *b, selection);
+      EXPECT_EQ(r.verdict, DiffResult::Verdict::different) << r.story;
+      ASSERT_TRUE(r.first_kind && r.first_bits) << r.story;
+      EXPECT_TRUE(r.kind_before);
+      EXPECT_EQ(text_of(r.first_kind->id.place),
+                b == &bug ? "layer 0 mlp.act" : "layer 0 mlp.gate");
+      EXPECT_EQ(r.story.find("before what was selected, at layer 0 mlp."), 0u) << r.story;
+    }
+  // What lies before the bug has no part in it.
+  EXPECT_FALSE(diff_of(a, bug, Selection("attn.v", "0", "", "")).first_kind);
+  const DiffResult whole = diff_of(a, bug);
+  EXPECT_FALSE(whole.kind_before);
+}
+
 TEST(Diff, ACacheWithoutNumbersIsAsFarApartAsWhatWasWritten) {
   FakeRun a = run_of();
   FakeRun b = run_of(DType::bf16, [](const Place& p, const PassInfo&, std::vector<double>& v) {
