@@ -14,11 +14,10 @@ namespace lockstep {
 int schedule_command(Args args) {
   CLI::App app{
       "Show the schedule of a decode step: the instructions that a persistent kernel runs, in a\n"
-      "queue for every multiprocessor, and the counters that they wait for and raise. --model "
-      "makes\n"
-      "one, a FILE has one of yours. --check looks at all executions that the counters allow: "
-      "each\n"
-      "number is written once, nothing waits for ever, no read can come before its write.\n"
+      "queue for every multiprocessor, and the counters that they wait for and raise. --model\n"
+      "makes one, a FILE has one of yours. --check looks at all executions that the counters\n"
+      "allow: each number is written once, nothing waits for ever, no read comes before its\n"
+      "write.\n"
       "Exit status: 0 nothing found, 1 findings, 2 trouble.",
       "lockstep schedule"};
   std::string file, model;
@@ -43,6 +42,9 @@ int schedule_command(Args args) {
   check(file.empty() != model.empty(),
         "one schedule was wanted, found {}: give a FILE, or --model for one that is made",
         file.empty() ? "neither a FILE nor --model" : "a FILE and --model");
+  for (const char* of_made : {"--queues", "--kv-shares", "--down-shares"})
+    check(file.empty() || app.count(of_made) == 0,
+          "{} is for a schedule that is made, and {} is one: leave it out", of_made, file);
   check_outputs(report, {{"FILE", file}, {"--model", model}});
   const Schedule schedule = file.empty()
                                 ? make_schedule(scheduled_model(read_config(model)), options)

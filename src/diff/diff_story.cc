@@ -198,6 +198,19 @@ void conclude_of_judgements(DiffResult& result) {
                        right_a ? a.trace : b.trace, wrong.story));
 }
 
+// Whichever way they are alike or not.
+void say_that_both_are_wrong(DiffResult& result) {
+  const auto is_wrong = [](const DiffResult::Judgement& of) {
+    return of.verdict == RunVerdict::diverged && of.first;
+  };
+  if (result.judged.size() != 2 || !std::ranges::all_of(result.judged, is_wrong)) return;
+  const Place &a = *result.judged[0].first, &b = *result.judged[1].first;
+  result.story += fmt::format("; neither is right: {}",
+                              a == b ? fmt::format("the first error of both is at {}", text_of(a))
+                                     : fmt::format("the first errors are at {} and at {}",
+                                                   text_of(a), text_of(b)));
+}
+
 }  // namespace
 
 void summarise(DiffResult& result, const std::string& broken) {
@@ -228,6 +241,7 @@ void put_judgements(DiffResult& result, std::vector<DiffResult::Judgement> judge
   result.judged = std::move(judged);
   const bool compared = result.rows > 0 && result.verdict != DiffResult::Verdict::identical;
   if (compared && result.judged.size() == 2) conclude_of_judgements(result);
+  say_that_both_are_wrong(result);
 }
 
 int exit_status(const DiffResult& result) {

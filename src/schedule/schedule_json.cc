@@ -235,7 +235,7 @@ class ScheduleReader {
     std::vector<Span> spans;
     for (const JsonValue& item : json.items()) {
       const auto place = places_.find({item[0].text(), layer_of(item[1], made_.model)});
-      if (place == places_.end()) item.refuse("a tensor of the schedule");
+      if (place == places_.end()) item[0].refuse("a tensor of the schedule and of that layer");
       const auto begin = item[2].whole<int64_t>(0, kMostWidth);
       spans.push_back({place->second, begin, item[3].whole<int64_t>(begin + 1, kMostWidth)});
     }
@@ -300,8 +300,9 @@ void ScheduleReader::read_instruction(const JsonValue& item) {
   Effects effects = effects_at(item, in);
   in.reads = reads ? spans_of(reads) : std::move(effects.reads);
   in.writes = writes ? spans_of(writes) : std::move(effects.writes);
-  if (in.opcode == Opcode::other && !writes)
-    item.refuse("what it writes, for its opcode is not one of Lockstep's");
+  if (in.opcode == Opcode::other && !(reads && writes))
+    item.refuse(reads ? "what it writes, for its opcode is not one of Lockstep's"
+                      : "what it reads, [] for nothing, for its opcode is not one of Lockstep's");
   made_.instructions.push_back(std::move(in));
 }
 

@@ -36,8 +36,27 @@ struct Shown {
   Place place;
   int32_t pass = 0;
   uint64_t hash = 0;
+  uint64_t judged = 0;  // of the rows alone that the selection has
   friend bool operator==(const Shown&, const Shown&) = default;
 };
+
+// Where a fault changes bits.
+struct Change {
+  Place first;            // place
+  bool is_judged = true;  // any row of that point that the selection has
+};
+
+uint64_t hash_of_all(const std::vector<uint64_t>& hashes) {
+  return hash_of(hashes.data(), hashes.size() * sizeof(uint64_t));
+}
+
+// Of the rows that are judged.
+uint64_t judged_hash_of(const RecordedTensor& tensor, const Selection& selection) {
+  std::vector<uint64_t> hashes;
+  for (size_t i = 0; i < std::min(tensor.rows.size(), tensor.row_hashes.size()); ++i)
+    if (selection.has(tensor.rows[i])) hashes.push_back(tensor.row_hashes[i]);
+  return hash_of_all(hashes);
+}
 
 // All that the engine shows with these faults, in the order in which it is computed. graph: whether
 // decode passes may be replayed; faults that want numbers in host memory rule it out.
@@ -51,13 +70,14 @@ std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> fa
   const std::unique_ptr<Engine> engine = engine_of(seeded_run, seeded, options);
   for (const Request& request : run.requests) engine->submit(request);
   std::vector<Shown> all;
-  DigestRecorder recorder({}, /*tensors=*/false, [&all](const Pass& pass) {
+  DigestRecorder recorder({}, /*tensors=*/false, [&](const Pass& pass) {
     for (const RecordedTensor& tensor : pass.tensors) {
       std::vector<uint64_t> hashes = tensor.row_hashes;
       hashes.push_back(tensor.digest.hash);
       all.push_back({{tensor.point, tensor.layer},
                      pass.info.pass,
-                     hash_of(hashes.data(), hashes.size() * sizeof(uint64_t))});
+                     hash_of_all(hashes),
+                     judged_hash_of(tensor, run.judge.selection)});
     }
   });
   Probe probe(&recorder);
@@ -69,9 +89,9 @@ std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> fa
 // All that the engine shows without a fault, once it was asked for: without graphs, and with them.
 using Unseeded = std::array<std::optional<std::vector<Shown>>, 2>;
 
-// The first place whose bits the fault changes; nothing: it changes none.
-std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fault,
-                                   Unseeded& unseeded) {
+// What the fault changes; nothing: no bit.
+std::optional<Change> change_by(const JudgedRun& run, const FaultRequest& fault,
+                                Unseeded& unseeded) {
   bool graph = true;
   const std::vector<Shown> with = shown_with(run, {fault}, graph);
   const bool own_kernel = fault_of(fault).right != nullptr;
@@ -82,13 +102,18 @@ std::optional<Place> first_changed(const JudgedRun& run, const FaultRequest& fau
   if (!without)
     without = shown_with(run, own_kernel ? std::vector{right} : std::vector<FaultRequest>(), graph);
   const auto [other, mine] = std::ranges::mismatch(with, *without);
-  if (other != with.end()) return other->place;
-  if (mine != without->end()) return mine->place;
-  return {};
+  if (other == with.end() && mine == without->end()) return {};
+  Change change{other != with.end() ? other->place : mine->place, with.size() != without->size()};
+  for (size_t i = 0; i < std::min(with.size(), without->size()); ++i)
+    if (*with[i].place.point == *change.first.point)
+      change.is_judged |= with[i].judged != (*without)[i].judged;
+  return change;
 }
 
-// Whether the selection has no place of the first one's point that the fault acts on.
-bool is_left_out(const JudgedRun& run, const FaultRequest& fault, const Place& first) {
+// Whether the selection has no place or row of the first one's point that the fault acts on.
+bool is_left_out(const JudgedRun& run, const FaultRequest& fault, const Change& change) {
+  const Place& first = change.first;
+  if (!change.is_judged) return true;
   const auto is_judged = [&](int layer) { return run.judge.selection.has(*first.point, layer); };
   if (first.layer < 0 || fault.layer >= 0) return !is_judged(first.layer);
   for (int layer = first.layer; layer < run.checkpoint.config().layers; ++layer)
@@ -98,9 +123,9 @@ bool is_left_out(const JudgedRun& run, const FaultRequest& fault, const Place& f
 
 // Why nothing shows a bug that changed the bits of that place, and all that was made of them.
 std::string why_unseen(const JudgedRun& run, const Result& result, const FaultRequest& fault,
-                       const Place& first) {
+                       const Change& change) {
   const std::string alone = run.judge.selection.text();
-  if (is_left_out(run, fault, first)) return alone + " leaves that out";
+  if (is_left_out(run, fault, change)) return alone + " leaves that out";
   std::string text = "that is within what rounding may do";
   if (!alone.empty()) text += fmt::format(", or outside of {}", alone);
   if (!run.judge.rows.all()) text += ", or in a row that --judge-rows did not draw";
@@ -128,16 +153,16 @@ void say_of_faults(const JudgedRun& run, Result& result) {
   Unseeded unseeded;
   for (const FaultRequest& fault : run.faults) {
     if (run.progress) run.progress(fmt::format("asking what {} changes", text_of(fault)));
-    const std::optional<Place> first = first_changed(run, fault, unseeded);
+    const std::optional<Change> change = change_by(run, fault, unseeded);
     const std::string needs(fault_of(fault).needs);
-    if (first && !shown) {
+    if (change && !shown) {
       const std::string unseen =
           fmt::format("nothing shows the seeded {}, which changes {} first: {}", text_of(fault),
-                      text_of(*first), why_unseen(run, result, fault, *first));
-      if (untried.empty() && is_left_out(run, fault, *first)) untried = unseen;
+                      text_of(change->first), why_unseen(run, result, fault, *change));
+      if (untried.empty() && is_left_out(run, fault, *change)) untried = unseen;
       result.notes.push_back(unseen);
     }
-    if (first) continue;
+    if (change) continue;
     const std::string says = fmt::format(
         "the seeded {} did not act: without it every number of the run has the same bits; it needs "
         "{}",

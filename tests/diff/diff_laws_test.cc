@@ -265,6 +265,8 @@ DiffResult::Judgement judgement(const char* trace, RunVerdict verdict,
   return {.trace = trace,
           .verdict = verdict,
           .story = "layer 1 mlp.up introduces it",
+          .first = verdict == RunVerdict::diverged ? std::optional(Place{&point("mlp.up"), 1})
+                                                   : std::nullopt,
           .contracts = {{"attn.out", contract}}};
 }
 
@@ -293,6 +295,18 @@ TEST(DiffJudgements, SayWhoIsWrong) {
   DiffResult noise = diff_of(run_of(), run_of());
   put_judgements(noise, {judgement("A", diverged), judgement("B", diverged)});
   EXPECT_EQ(noise.verdict, DiffResult::Verdict::identical);
+  EXPECT_TRUE(
+      noise.story.ends_with("; neither is right: the first error of both is at layer 1 mlp.up"))
+      << noise.story;
+  r = apart;
+  std::vector both = {judgement("A", diverged), judgement("B", diverged)};
+  both[1].first = Place{&point("mlp.act"), 0};
+  put_judgements(r, both);
+  EXPECT_EQ(r.verdict, DiffResult::Verdict::different);
+  EXPECT_TRUE(
+      r.story.ends_with("; neither is right: the first errors are at layer 1 mlp.up and at "
+                        "layer 0 mlp.act"))
+      << r.story;
 }
 
 }  // namespace

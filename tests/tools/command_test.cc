@@ -341,6 +341,12 @@ TEST_F(JudgingCommand, SaysWhatCameOfASeededFaultThatNothingShows) {
   expect_has(noted(unseen),
              "nothing shows the seeded rope-interleaved, which changes layer 0 "
              "attn.q_rope first: --points mlp.act leaves that out\n");
+  // Rope turns nothing at position 0.
+  const Outcome other_rows = call_lockstep(run + "rope-interleaved --positions 0");
+  EXPECT_EQ(other_rows.status, 2) << other_rows.out;
+  expect_has(noted(other_rows),
+             "nothing shows the seeded rope-interleaved, which changes layer 0 "
+             "attn.q_rope first: --positions 0 leaves that out\n");
   const Outcome left_out =
       call_lockstep(run + "norm-eps-outside-root --dtype bf16 --points mlp.act");
   EXPECT_EQ(left_out.status, 2) << "no run passes by not looking";
