@@ -25,7 +25,7 @@ namespace {
 // The oracle is asked for so many rows at once.
 constexpr size_t kRowsAtOnce = 256;
 
-bool is_table(const Place& place) { return place.point->op == OpKind::angles; }
+bool is_table(const Place& place) { return is_table(*place.point); }
 
 // Whether what is stored follows from exact inputs bit for bit.
 bool stores_exactly(OpKind op) { return op == OpKind::gather || op == OpKind::add; }
@@ -312,10 +312,9 @@ bool HiddenTensors::gather(const Place& place, Inputs& inputs, std::string& trou
     }
     if (!trouble.empty()) return false;
     if (may_read_unrounded(place, read) && !inputs.deviations.back())
-      inputs.unround(
-          inputs.values.size() - 1,
-          find(read) ? read.point->dtype_in(options_.dtype) : inputs.values.back()->dtype,
-          seed_of(read, pass_->info().pass, 1));
+      inputs.unround(inputs.values.size() - 1,
+                     find(read) ? options_.stored_as(read) : inputs.values.back()->dtype,
+                     seed_of(read, pass_->info().pass, 1));
   }
   return true;
 }
@@ -342,7 +341,7 @@ void HiddenTensors::make(const Place& place) {
 // Puts rows of a hidden tensor: what the oracle makes of them, and how far a right kernel's may be.
 void HiddenTensors::store(const Place& place, const OracleCall& call, const Inputs& inputs,
                           const DerivedKeysValues& of_cache, size_t first, HiddenTensor& made) {
-  const DType dtype = place.point->dtype_in(options_.dtype);
+  const DType dtype = options_.stored_as(place);
   const Exact exact = oracle_.evaluate(call);
   const Shape row_shape(exact.shape.extents().subspan(1));
   reserve(made.value, place, rows_, row_shape, DType::f64);

@@ -55,6 +55,8 @@ class HiddenTensors {
     DType dtype = DType::bf16;
     // Whether any pass has a tensor of the place. Empty: every place is recorded.
     std::function<bool(const Place&)> recorded;
+    // The dtype that a hidden place would be stored in.
+    std::function<DType(const Place&)> stored_as;
     // The contracts that an op may round by; several: it is not known which.
     std::function<std::vector<RoundingContract>(const Place&)> contracts;
   };

@@ -256,6 +256,11 @@ void Judge::State::note_facts(bool complete) {
         "no finding",
         text_of(ledger.places()[place]), nodes,
         may_clamp ? "Inf there, or the largest number of an engine that clamps, is" : "nonfinite"));
+  if (const DType of_table = op_judge.dtype_at({&point("rope.cos"), -1}); of_table != DType::f32)
+    ledger.note(fmt::format(
+        "rope.cos and rope.sin are rounded to {0}, as Hugging Face's and vLLM's are: they are held "
+        "to that, and ropes to the numbers of the tables",
+        name_of(of_table)));
   note_zeros(manifest.graph, ledger);
   for (const std::string& note : routing.notes()) ledger.note(note);
   for (const auto& [request, positions] : history.adopted())

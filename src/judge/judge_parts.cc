@@ -48,12 +48,6 @@ std::vector<TopLogits> with_choices_of(const RecordedTensor* token, std::vector<
   return best;
 }
 
-bool has_number(const TensorView& data) {
-  for (int64_t i = 0; i < data.count(); ++i)
-    if (std::isfinite(value_at(data, i))) return true;
-  return false;
-}
-
 }  // namespace
 
 // Before it is known which contract counts: what is a finding under all that were tried. A writer
@@ -133,15 +127,25 @@ void Judge::State::look_for_strays(const Pass& pass, size_t from) {
   }
 }
 
-// A tensor without any number is as well of the one dtype as of the other: where the place had
-// wider ones before, it is left as it is.
+// Whether a rope by one of the contracts that count may have read tables that were rounded. This
+// engine's never are.
+RotaryTables Judge::State::tables() const {
+  if (is_own_engine(manifest)) return RotaryTables::fp32;
+  const std::vector<RoundingContract> of_rope = op_judge.candidates({&point("attn.q_rope"), 0});
+  const bool rounds = std::ranges::any_of(of_rope, [](RoundingContract contract) {
+    return contract == RoundingContract::tables_rounded || contract == RoundingContract::hf;
+  });
+  return rounds ? RotaryTables::may_be_rounded : RotaryTables::fp32;
+}
+
+// Where a place had wider numbers before, a tensor of few or none that would fit is of those too.
 Pass Judge::State::narrowed_pass(const Pass& so_far) const {
-  Pass narrow = narrowed(so_far, manifest.dtype);
+  Pass narrow = narrowed(so_far, manifest.dtype, tables());
   for (size_t i = 0; i < narrow.tensors.size(); ++i) {
     RecordedTensor& tensor = narrow.tensors[i];
     const RecordedTensor& shown = so_far.tensors[i];
     const bool was_wide = op_judge.dtype_at({shown.point, shown.layer}) == DType::f32;
-    if (tensor.dtype != shown.dtype && was_wide && !has_number(shown.data)) tensor = shown;
+    if (tensor.dtype != shown.dtype && was_wide && !is_table(*shown.point)) tensor = shown;
   }
   return narrow;
 }
@@ -152,7 +156,7 @@ void Judge::State::show(const Pass& so_far) {
   w.of = &so_far;
   w.complete = complete_parts(so_far);
   w.narrow.reset();
-  if (holds_narrower(so_far, manifest.dtype)) w.narrow = narrowed_pass(so_far);
+  if (holds_narrower(so_far, manifest.dtype, tables())) w.narrow = narrowed_pass(so_far);
   w.seen.emplace(w.narrow ? *w.narrow : so_far, options.selection, &manifest.graph);
   look_for_strays(so_far, from);
   coverage.add_tensors(so_far, from);

@@ -106,6 +106,7 @@ struct Judge::State {
 
   void find_parts();
   size_t part_of(const Place& place) const;
+  RotaryTables tables() const;
   Pass narrowed_pass(const Pass& so_far) const;
   void show(const Pass& so_far);
   void look_for_strays(const Pass& pass, size_t from);

@@ -41,6 +41,7 @@ OpJudge::OpJudge(Oracle& oracle, const Graph& graph, OpJudge::Options options)
       hidden_(oracle_, without_merges(graph),
               {.dtype = options_.dtype,
                .recorded = options_.recorded,
+               .stored_as = [this](const Place& place) { return dtype_at(place); },
                .contracts = [this](const Place& place) { return candidates(place); }}),
       judged_rows_{.asked = options_.rows} {}
 
@@ -118,17 +119,27 @@ void OpJudge::begin_pass(const PassView& pass) {
 void OpJudge::see(const PassView& pass, size_t from) {
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(p.order());
-  // The stream and the logits may be fp32 in a 16-bit run, and then are held to the spacing of fp32
-  // from that pass on.
+  // What may be fp32 in a 16-bit run is held to the spacing of fp32 from that pass on, and rotary
+  // tables of 16 bits to theirs in that pass.
   for (size_t i = from; i < graph_.places().size(); ++i) {
     const Place& place = graph_.places()[i];
-    const RecordedTensor* tensor = may_be_wider(*place.point) ? pass.tensor(place, -1) : nullptr;
-    if (tensor && tensor->dtype == DType::f32) wider_.insert(key_of(place));
+    const bool table = is_table(*place.point);
+    if (!table && !may_be_wider(*place.point)) continue;
+    const RecordedTensor* tensor = pass.tensor(place, -1);
+    if (tensor && (table || tensor->dtype == DType::f32)) stored_[key_of(place)] = tensor->dtype;
   }
 }
 
+// A stream is of one dtype: a sum that was not recorded would be of that which others were.
 DType OpJudge::dtype_at(const Place& place) const {
-  return wider_.contains(key_of(place)) ? DType::f32 : place.point->dtype_in(options_.dtype);
+  if (const auto found = stored_.find(key_of(place)); found != stored_.end()) return found->second;
+  const auto is_wide_sum = [](const auto& stored) {
+    return kPoints[stored.first.first].op == OpKind::add && stored.second == DType::f32;
+  };
+  if (place.point->op == OpKind::add && hidden_.covers(place) &&
+      std::ranges::any_of(stored_, is_wide_sum))
+    return DType::f32;
+  return place.point->dtype_in(options_.dtype);
 }
 
 ContractTraits OpJudge::traits_of(const Place& place) const {

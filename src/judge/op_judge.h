@@ -274,7 +274,7 @@ class OpJudge {
   std::set<int32_t> wrong_angles_;  // requests whose rotary tables were found wrong in this pass
   ShareDoubts doubts_;              // of this pass
   std::set<int> seen_;              // order of the points that have tensors
-  std::set<Key> wider_;             // places whose tensors are fp32, whatever the run's dtype
+  std::map<Key, DType> stored_;     // where that may be another than the run's dtype makes it
   Contracts contracts_;
   HiddenTensors hidden_;
   std::map<int, Width> widened_by_;    // by order of the point

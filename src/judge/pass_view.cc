@@ -28,6 +28,8 @@ std::vector<NodeRows> grouped(const std::vector<PassRow>& rows, const Selection&
 
 }  // namespace
 
+bool is_table(const Point& point) { return point.op == OpKind::angles; }
+
 bool repeats_tokens(std::span<const int32_t> tokens) {
   constexpr size_t kTimes = 4;
   const std::set<int32_t> distinct(tokens.begin(), tokens.end());
@@ -36,32 +38,44 @@ bool repeats_tokens(std::span<const int32_t> tokens) {
 
 bool may_be_wider(const Point& p) {
   return p == point("logits") || p == point("embed") || p == point("attn.residual") ||
-         p == point("mlp.residual");
+         p == point("mlp.residual") || p == point("mlp.router") || p == point("mlp.weights");
 }
 
 namespace {
 
-bool may_be_narrowed(const RecordedTensor& tensor) {
-  return tensor.dtype == DType::f32 && !tensor.data.view().empty() && may_be_wider(*tensor.point);
+bool may_be_narrowed(const RecordedTensor& tensor, RotaryTables tables) {
+  const bool rounded = tables == RotaryTables::may_be_rounded && is_table(*tensor.point);
+  return tensor.dtype == DType::f32 && !tensor.data.view().empty() &&
+         (rounded || may_be_wider(*tensor.point));
+}
+
+// Whether all numbers are ones of the dtype. Of a table the angle 0 alone, at position 0, says
+// nothing.
+bool are_of(std::span<const float> values, DType run, const Point& point) {
+  const auto fits = [run](float x) { return std::isnan(x) || round_to(x, run) == x; };
+  const auto tells = [](float x) { return x != 0 && x != 1; };
+  return std::ranges::all_of(values, fits) &&
+         (!is_table(point) || std::ranges::any_of(values, tells));
 }
 
 }  // namespace
 
-bool holds_narrower(const Pass& pass, DType run) {
+bool holds_narrower(const Pass& pass, DType run, RotaryTables tables) {
   return (run == DType::bf16 || run == DType::f16) &&
-         std::ranges::any_of(pass.tensors, may_be_narrowed);
+         std::ranges::any_of(pass.tensors, [tables](const RecordedTensor& tensor) {
+           return may_be_narrowed(tensor, tables);
+         });
 }
 
 // Only a tensor all of whose numbers are ones of the dtype is taken for a widened one; a single
 // number between makes it fp32, which it is then held to.
-Pass narrowed(Pass pass, DType run) {
+Pass narrowed(Pass pass, DType run, RotaryTables tables) {
   if (run != DType::bf16 && run != DType::f16) return pass;
   for (RecordedTensor& tensor : pass.tensors) {
-    if (!may_be_narrowed(tensor)) continue;
+    if (!may_be_narrowed(tensor, tables)) continue;
     const TensorView& wide = tensor.data.view();
     const std::span<const float> values(wide.as<const float>(), wide.count());
-    const auto fits = [run](float x) { return std::isnan(x) || round_to(x, run) == x; };
-    if (!std::ranges::all_of(values, fits)) continue;
+    if (!are_of(values, run, *tensor.point)) continue;
     Tensor narrow(wide.shape, run);
     for (size_t i = 0; i < values.size(); ++i)
       if (run == DType::bf16)

@@ -33,14 +33,21 @@ struct Trouble {
 // inputs is off by: a few tokens again and again. Text seldom has one in four.
 bool repeats_tokens(std::span<const int32_t> tokens);
 
-// Points that engines of 16 bits may keep in fp32: the stream, and the logits.
+// Whether it holds the cosines or sines of rotary angles.
+bool is_table(const Point& point);
+
+// Points that engines of 16 bits may keep in fp32: the stream, the logits, and what a router makes.
 bool may_be_wider(const Point& point);
+
+// Whether rotary tables, which are of fp32, may be of the run's dtype: rounded to it, as Hugging
+// Face's are.
+enum class RotaryTables : uint8_t { fp32, may_be_rounded };
 
 // The pass, where tensors that may be wider than the run's dtype and hold nothing but its numbers
 // are of that dtype: an engine that computes logits in bf16 hands them on as fp32.
-Pass narrowed(Pass pass, DType run);
+Pass narrowed(Pass pass, DType run, RotaryTables tables = RotaryTables::fp32);
 // Whether a tensor of the pass may be one that narrowed() changes.
-bool holds_narrower(const Pass& pass, DType run);
+bool holds_narrower(const Pass& pass, DType run, RotaryTables tables = RotaryTables::fp32);
 
 // The tensors that a pass should have shown and those that it did, by place.
 class PassView {

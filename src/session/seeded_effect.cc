@@ -89,7 +89,7 @@ std::vector<Shown> shown_with(const JudgedRun& run, std::vector<FaultRequest> fa
 // All that the engine shows without a fault, once it was asked for: without graphs, and with them.
 using Unseeded = std::array<std::optional<std::vector<Shown>>, 2>;
 
-// What the fault changes; nothing: no bit.
+// Says what the fault changes; nothing: no bit.
 std::optional<Change> change_by(const JudgedRun& run, const FaultRequest& fault,
                                 Unseeded& unseeded) {
   bool graph = true;

@@ -153,6 +153,70 @@ class Bare(InFolder):
         self.assertEqual((missed.first.layer, missed.first.point), (2, "mlp.residual"), missed)
         self.assertFalse(judged("model/final.norm"))
 
+    def test_rotary_tables_may_be_rounded(self):
+        tables = """
+def keep_tables(m, x, out):
+    cos, sin = (table[0, :, :table.shape[-1] // 2].float().numpy() for table in out)
+    seen.update({"model/rope.cos": cos, "model/rope.sin": sin})
+model.model.rotary_emb.register_forward_hook(keep_tables)
+"""
+        self.write(tables)
+        said = "rope.cos and rope.sin are rounded to bf16, as Hugging Face's and vLLM's are"
+        verdict = lockstep.judge(self.path, QWEN3)
+        self.assertTrue(verdict, verdict)
+        self.assertEqual(len([note for note in verdict.notes if said in note]), 1, verdict.notes)
+        with h5py.File(self.path, "a") as file:
+            del file.attrs["schema"]
+        self.assertTrue(lockstep.judge(self.path, QWEN3))
+        with h5py.File(self.path, "a") as file:  # whose ropes read what they are given
+            file.attrs["schema"] = "fused"
+        self.assertEqual(lockstep.judge(self.path, QWEN3).first.point, "rope.cos")
+        self.write(tables + "model.model.rotary_emb.inv_freq *= 1.01")
+        self.assertEqual(lockstep.judge(self.path, QWEN3).first.point, "rope.cos")
+
+    def test_a_stream_in_fp32_is_one_where_a_sum_of_it_is_hidden(self):
+        wide = """
+model.model.embed_tokens.register_forward_hook(lambda m, x, out: out.float())
+for norm in [m for n, m in model.named_modules() if n.endswith("layernorm") or n == "model.norm"]:
+    norm.forward = lambda x, of=norm.forward: of(x).bfloat16()
+rotary = model.model.rotary_emb
+rotary.forward = lambda x, *at, of=rotary.forward, **by: of(x.bfloat16(), *at, **by)
+"""
+        def unschooled(more=""):
+            self.write(wide + more)
+            with h5py.File(self.path, "a") as file:
+                del file.attrs["schema"]
+            return lockstep.judge(self.path, QWEN3)
+        verdict = unschooled()
+        self.assertTrue(verdict, verdict)
+        self.assertIn("attn.residual", str(verdict.notes))
+        narrow = unschooled("""
+model.model.layers[2].post_attention_layernorm.register_forward_pre_hook(
+    lambda m, x: (x[0].bfloat16().float() * 1.01,))
+""")
+        self.assertEqual((narrow.first.layer, narrow.first.point), (2, "mlp.norm"), narrow)
+
+    def test_a_router_may_be_in_fp32(self):
+        def routed(scale):
+            self.write(f"""
+def forward(m, x):
+    logits = torch.nn.functional.linear(x.float(), m.weight.float())
+    weights, chosen = torch.topk(logits.softmax(-1), m.top_k)
+    weights = weights / weights.sum(-1, keepdim=True) * {scale}
+    return logits, weights, chosen
+for i, layer in enumerate(model.model.layers):
+    if hasattr(layer.mlp, "gate"):
+        layer.mlp.gate.forward = lambda x, m=layer.mlp.gate: forward(m, x)
+        layer.mlp.gate.register_forward_hook(lambda m, x, out, at=f"layer{{i:06}}/mlp.":
+            seen.update({{at + "router": out[0].numpy(), at + "weights": out[1].numpy(),
+                          at + "experts": out[2].int().numpy()}}))
+""", ROOT / "tests/data/tiny/qwen3-moe")
+            return lockstep.judge(self.path, ROOT / "tests/data/tiny/qwen3-moe")
+        verdict = routed(1)
+        self.assertTrue(verdict, verdict)
+        # Too little for 16 bits to show, and many units of fp32.
+        self.assertEqual(routed(1.0001).first.point, "mlp.weights")
+
     def test_a_contract_of_all_layers_excuses_none(self):
         kept = support.load(QWEN3)
         tokens = support.tokens(40, 1, kept.config.vocab_size)

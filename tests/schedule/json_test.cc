@@ -246,13 +246,6 @@ std::vector<Bad> bad_instructions() {
        "instructions[4]: its opcode \"o_residul\" is none of Lockstep's, and \"opcodes\" does not "
        "say "
        "what it is (\"other\": one of your own); did you mean \"o_residual\"?"},
-      {"an opcode of one's own that says not what it reads", spoiled([](Json& j) {
-         j["columns"].push_back("writes");
-         for (Json& row : j["instructions"]) row.push_back(Json::array());
-         j["instructions"][4][0] = "mine";
-         j["opcodes"]["mine"] = "other";
-       }),
-       "what it reads, [] for nothing,"},
       {"a misspelt meaning", spoiled([](Json& j) { j["opcodes"]["4"] = "o_residul"; }),
        "opcodes.4"},
       {"a row that lacks its last value", spoiled([](Json& j) { j["instructions"][4].erase(6); }),
@@ -294,6 +287,13 @@ std::vector<Bad> bad_tensors() {
          j["instructions"][4].back() = Json::parse(R"([["nowhere", 0, 0, 1]])");
        }),
        "\"nowhere\", a tensor of the schedule"},
+      {"an opcode of one's own that says not what it reads", spoiled([](Json& j) {
+         j["columns"].push_back("writes");
+         for (Json& row : j["instructions"]) row.push_back(Json::array());
+         j["instructions"][4][0] = "mine";
+         j["opcodes"]["mine"] = "other";
+       }),
+       "what it reads, [] for nothing,"},
       {"a span of nothing", spoiled([](Json& j) {
          j["columns"].push_back("writes");
          j["instructions"][4].push_back(Json::parse(R"([["logits", null, 4, 4]])"));
