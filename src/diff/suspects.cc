@@ -1,6 +1,6 @@
-// What a comparison names. A selection may leave out the place where two traces part, and show the
-// distance that comes from there alone, which the distance of its inputs explains; so the places
-// before it are looked at as well, and named where they are what differs.
+// This file picks what a comparison names. A selection may leave out the place where two traces
+// part, and show the distance that comes from there alone, which the distance of its inputs
+// explains; so the places before it are looked at as well, and named where they are what differs.
 #include "src/diff/suspects.h"
 
 #include <cmath>

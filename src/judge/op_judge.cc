@@ -119,8 +119,8 @@ void OpJudge::begin_pass(const PassView& pass) {
 void OpJudge::see(const PassView& pass, size_t from) {
   for (const Point& p : kPoints)
     if (pass.shows(p)) seen_.insert(p.order());
-  // What may be fp32 in a 16-bit run is held to the spacing of fp32 from that pass on, and rotary
-  // tables of 16 bits to theirs in that pass.
+  // A tensor that may be fp32 in a 16-bit run is held to the spacing of fp32 from that pass on, and
+  // rotary tables of 16 bits to theirs in that pass.
   for (size_t i = from; i < graph_.places().size(); ++i) {
     const Place& place = graph_.places()[i];
     const bool table = is_table(*place.point);

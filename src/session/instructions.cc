@@ -24,8 +24,7 @@ constexpr size_t kNamed = 3;  // findings whose instruction a note names
 // The execution of the first pair that the counters leave unordered; none where there is no pair.
 // Such an execution lets one of the two read or write too early, so that what the check proves is
 // seen in the numbers.
-Interleaving adversarial_order(const Schedule& schedule, std::vector<std::string>& notes) {
-  const ScheduleCheck checked = check_schedule(schedule);
+Interleaving adversarial_order(const ScheduleCheck& checked, std::vector<std::string>& notes) {
   for (const ScheduleCheck::Finding& finding : checked.findings)
     if (finding.first >= 0 && !finding.order.empty()) return {.begin = finding.order};
   notes.emplace_back(
@@ -34,10 +33,20 @@ Interleaving adversarial_order(const Schedule& schedule, std::vector<std::string
   return {};
 }
 
-Interleaving interleaving_of(const std::string& text, const Schedule& schedule,
+// Says of a list that was read what one execution need not show.
+void note_broken(const ScheduleCheck& checked, const std::string& path,
+                 std::vector<std::string>& notes) {
+  if (checked.findings.empty()) return;
+  const int64_t more = std::ssize(checked.findings) + checked.not_kept - 1;
+  notes.push_back(fmt::format(
+      "{} is broken, whatever this execution of it shows: {}{} (lockstep schedule {} --check)",
+      path, checked.findings.front().says, more > 0 ? fmt::format("; {} more", more) : "", path));
+}
+
+Interleaving interleaving_of(const std::string& text, const ScheduleCheck& checked,
                              std::vector<std::string>& notes) {
   if (text.empty()) return {};
-  if (text == "adversarial") return adversarial_order(schedule, notes);
+  if (text == "adversarial") return adversarial_order(checked, notes);
   uint64_t seed = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
   check(error == std::errc() && end == text.data() + text.size(),
@@ -92,8 +101,9 @@ void use_executor(const InstructionOptions& options, const std::vector<std::stri
   session.schedule = std::make_shared<const Schedule>(
       options.step.empty() ? make_schedule(scheduled_model(config), {.queues = queues})
                            : read_schedule(options.step));
-  const Interleaving interleaving =
-      interleaving_of(options.interleave, *session.schedule, session.notes);
+  const ScheduleCheck checked = check_schedule(*session.schedule);
+  if (!options.step.empty()) note_broken(checked, options.step, session.notes);
+  const Interleaving interleaving = interleaving_of(options.interleave, checked, session.notes);
   session.step = {*session.schedule, interleaving, session.timeline};
   session.engine.make_executor = interpreter_of(config, *session.step);
   session.engine.in_shares = shows_shares(*session.schedule);

@@ -50,7 +50,7 @@ uint64_t hash_of_all(const std::vector<uint64_t>& hashes) {
   return hash_of(hashes.data(), hashes.size() * sizeof(uint64_t));
 }
 
-// Of the rows that are judged.
+// The hash of the rows that are judged.
 uint64_t judged_hash_of(const RecordedTensor& tensor, const Selection& selection) {
   std::vector<uint64_t> hashes;
   for (size_t i = 0; i < std::min(tensor.rows.size(), tensor.row_hashes.size()); ++i)

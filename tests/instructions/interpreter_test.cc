@@ -106,6 +106,11 @@ TEST_F(Interpreter, NamesTheInstructionThatReadTooEarly) {
   const Outcome checked = call_lockstep("schedule --check " + path_);
   EXPECT_EQ(checked.status, 1);
   EXPECT_NE(checked.out.find("early read"), std::string::npos) << checked.out;
+  EXPECT_NE(early.out.find("is broken, whatever this execution"), std::string::npos) << early.out;
+  const Outcome other = call_lockstep("schedule --queues 3 --check " + path_);
+  EXPECT_EQ(other.status, 2) << other.out;
+  EXPECT_NE(other.err.find("--queues is for a schedule that is made, and "), std::string::npos)
+      << other.err;
 }
 
 TEST_F(Interpreter, SaysWhereNoPairIsLeftUnordered) {
