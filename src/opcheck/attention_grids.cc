@@ -75,7 +75,7 @@ std::vector<GridCase> attention_grid() {
   for (const int64_t head_dim : {64, 128}) {
     all.push_back(with_window(attention(head_dim, 2, 2, 8, {{30, 1}, {0, 21}, {40, 9}}), 16));
     all.push_back(with_window(attention(head_dim, 1, 4, 16, {{100, 1}, {0, 40}}), 33));
-    for (const Values values : {Values::large, Values::tiny, Values::zeros})
+    for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::nan})
       all.push_back(with_values(attention(head_dim, 2, 3, 16, {{20, 1}, {0, 9}, {17, 4}}), values));
   }
   const auto thin = [&](GridCase made) {
@@ -110,7 +110,7 @@ std::vector<GridCase> rope_grid() {
   };
   for (const int64_t head_dim : kHeadDims) {
     for (const int64_t heads : {1, 3, 14}) add(head_dim, heads, {{0, 5}, {100, 1}, {1000, 3}});
-    for (const Values values : {Values::large, Values::tiny, Values::zeros})
+    for (const Values values : {Values::large, Values::tiny, Values::zeros, Values::nan})
       add(head_dim, 2, {{0, 7}, {30, 1}}).values = values;
     add(head_dim, 2, {{30, 1}});  // alone, as in a decode step
     add(head_dim, 2, {{32766, 4}}).thin = true;

@@ -92,6 +92,19 @@ void put_nan(const TensorView& logits, bool two) {
   }
 }
 
+// Whether a NaN of an input goes into many numbers of the result, so that a few rows have one and
+// most results stay numbers.
+bool mixes(OpKind op) {
+  return op == OpKind::norm || op == OpKind::linear || op == OpKind::rope ||
+         op == OpKind::attention;
+}
+
+// Every third row has one, each elsewhere.
+void put_nan_into_rows(const TensorView& out) {
+  for (int64_t row = 1; row < out.rows(); row += 3)
+    store(out, row * out.row_size() + 7 * row % out.row_size(), kNan);
+}
+
 // Rows of logits below anything that a search for the largest may begin with, or -inf, as a mask
 // makes them: all of a row, or all but one.
 void make_low(const TensorView& logits) {
@@ -321,6 +334,7 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
   // The size of a norm's input is nothing to its result.
   const bool normed = places_.outputs.front().point->op == OpKind::norm;
   const bool usual = normed && shape_.values == Values::huge;
+  const bool mixed = mixes(places_.outputs.front().point->op);
   fill(out, usual ? 1 : scale_of(p, shape_.values, dtype_));
   for (int64_t i = 0; i < out.count(); ++i) {
     const double x = value_at(out, i);
@@ -332,10 +346,11 @@ RecordedTensor CaseMaker::tensor_of(const Place& place, const Pass& pass) {
     if (shape_.values == Values::ties) store(out, i, std::round(1.3 * x));
     if (shape_.values == Values::zeros && i / out.row_size() % 3 == 1) store(out, i, 0);
     // Two inputs of an op have theirs in other elements, and in some both.
-    if (shape_.values == Values::nan && !is_any(p, {"logits", "mlp.router"}) &&
+    if (shape_.values == Values::nan && !mixed && !is_any(p, {"logits", "mlp.router"}) &&
         (i + std::ssize(pass.tensors)) % (fills_ % 2 == 0 ? 7 : 11) == 5)
       store(out, i, kNan);
   }
+  if (shape_.values == Values::nan && mixed) put_nan_into_rows(out);
   if (is_any(p, {"logits", "mlp.router"})) shape_logits(out);
   return made;
 }

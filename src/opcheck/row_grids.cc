@@ -20,6 +20,7 @@ std::vector<std::vector<Stretch>> passes_of_rows(int32_t count) {
 }
 
 constexpr Values kOddValues[] = {Values::large, Values::tiny, Values::zeros};
+constexpr Values kOddOrNan[] = {Values::large, Values::tiny, Values::zeros, Values::nan};
 
 GridCase of_rows(std::string_view point, int32_t count, std::vector<Trait> traits) {
   GridCase made{.point = point, .passes = passes_of_rows(count)};
@@ -104,7 +105,7 @@ std::vector<GridCase> norm_grid() {
       made.model.head_dim = head_dim;
       all.push_back(std::move(made));
     }
-  for (const Values values : kOddValues)
+  for (const Values values : kOddOrNan)
     for (const int64_t width : {64, 100, 1025}) {
       all.push_back(hidden_norm("mlp.norm", width, 7));
       all.back().values = values;
@@ -148,7 +149,7 @@ std::vector<GridCase> matmul_grid() {
   all.push_back(product_with_bias(64, 2, 64, 1));
   all.push_back(product_with_bias(33, 1, 50, 7));
   all.push_back(product_with_bias(896, 2, 80, 18));
-  for (const Values values : kOddValues)
+  for (const Values values : kOddOrNan)
     for (const int64_t inputs : {96, 100}) {
       all.push_back(product(inputs, 65, 6));
       all.back().values = values;

@@ -147,6 +147,8 @@ TEST(Ops, ThatAreWrongOfRareInputsAreFound) {
                                                             {"kv_write", "padding at 0", "fp16"},
                                                             {"kv_write", "padding before", "bf16"},
                                                             {"kv_write", "padding ends", "fp32"},
+                                                            {"rms_norm", "nan", "bf16"},
+                                                            {"rope", "nan", "fp16"},
                                                             {"rope", "far", "fp32"}})) {
     EXPECT_GT(verdict(op, edge, dtype).wrong, 0) << op << ", " << edge;
   }

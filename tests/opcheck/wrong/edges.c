@@ -118,6 +118,27 @@ const char* lockstep_kv_write(const LockstepCall* call, const LockstepCache* cac
   return NULL;
 }
 
+/* What a kernel reads that takes NaN for 0. */
+static float number(const DLTensor* x, int64_t i) {
+  const float value = load(x, i);
+  return isnan(value) && edge_is("nan") ? 0 : value;
+}
+
+const char* lockstep_rms_norm(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
+                              const DLTensor* weight, float eps) {
+  (void)call;
+  const int64_t width = weight->shape[0];
+  for (int64_t row = 0; row < count_of(out) / width; ++row) {
+    double squares = 0;
+    for (int64_t i = 0; i < width; ++i)
+      squares += (double)number(x, row * width + i) * number(x, row * width + i);
+    const double scale = 1 / sqrt(squares / (double)width + eps);
+    for (int64_t i = 0; i < width; ++i)
+      store(out, row * width + i, (float)(number(x, row * width + i) * scale * load(weight, i)));
+  }
+  return NULL;
+}
+
 const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const DLTensor* x,
                           const DLTensor* cos, const DLTensor* sin, const DLTensor* positions) {
   (void)call;
@@ -127,7 +148,7 @@ const char* lockstep_rope(const LockstepCall* call, const DLTensor* out, const D
     if (at > 131071 && edge_is("far")) at = 131071;
     for (int64_t j = 0; j < half; ++j) {
       const float c = load(cos, at * half + j), s = load(sin, at * half + j);
-      const float a = load(x, i * dim + j), b = load(x, i * dim + j + half);
+      const float a = number(x, i * dim + j), b = number(x, i * dim + j + half);
       store(out, i * dim + j, a * c - b * s);
       store(out, i * dim + j + half, b * c + a * s);
     }
