@@ -22,6 +22,9 @@
 namespace lockstep {
 namespace {
 
+// An op whose error would show by so many budgets in a place that is right is not where it is made.
+constexpr double kManyTimes = 10;
+
 bool several_threads(const JudgeOptions& options) {
   return (options.threads > 0 ? options.threads : machine_threads()) > 1;
 }
@@ -381,15 +384,12 @@ bool Judge::State::settle(Pending& pending, const Judged& judged) {
     const int finding = ledger.enter(std::move(outcome));
     found = finding >= 0;
     if (place.point->is_of_shares()) wrong_shares[{pending.place, pending.request}] = finding;
-    const bool direct = reads_directly(pending, region);
     if (found) origin.finding = finding, wrong_by_itself.insert(index_of(place));
     for (const Place& hidden : region) {
       OfHidden& of = of_hidden[{index_of(hidden), pending.request}];
       if (found && of.finding < 0) of.finding = finding, of.error = error;
       if (right && from > 0) of.shows_from = std::min(of.shows_from, from);
-      if (right && from > 0 && direct) of.add_direct(from);
     }
-    if (found && !region.empty()) over_regions.push_back(finding);
   }
   origin.unjudged = unjudged;
   ancestry.set(pending.place, pending.request, origin);

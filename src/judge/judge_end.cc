@@ -110,8 +110,10 @@ void Judge::State::judge_contracts() {
         "declares");
   for (const auto& [point, sentence] : op_judge.contracts().divided()) {
     ledger.note(sentence);
-    // One of shares that fits as many layers as not is what few keys look like.
-    if (!point->is_of_shares() && divided.empty()) divided = point->name;
+    // One of shares that fits as many layers as not is what few keys look like, and one of a rope
+    // what few positions turn.
+    if (!point->is_of_shares() && point->op != OpKind::rope && divided.empty())
+      divided = point->name;
   }
 }
 
@@ -184,33 +186,6 @@ std::map<std::string, double> Judge::State::limits() const {
           {"propagated_over_floor", kOverFloor}};
 }
 
-// Whether what a hidden op of the region is off by comes to all rows of the node, and no mean over
-// keys makes it less.
-bool Judge::State::reads_directly(const Pending& pending, const std::vector<Place>& region) const {
-  const Place& place = ledger.places()[pending.place];
-  const auto attends = [](const Place& op) { return row_of(op.point->op).attends; };
-  return place.layer >= 0 && !leaves_rows_unjudged(place, pending.request) && !attends(place) &&
-         std::ranges::none_of(region, attends);
-}
-
-// Takes those hidden ops from the regions of the pass's findings that other readers clear: a stream
-// that a trace does not have would reach back to the first layer, whatever is right between.
-void Judge::State::clear_regions() {
-  for (const int number : over_regions) {
-    const Finding& finding = ledger.finding(number);
-    const double error = finding.of_row;
-    std::vector<Place> left;
-    for (const Place& hidden : finding.region) {
-      const auto found = of_hidden.find({index_of(hidden), finding.node.request});
-      const bool cleared =
-          found != of_hidden.end() && (error > kManyTimes * found->second.shows_directly[0] ||
-                                       error > kTimesInTwo * found->second.shows_directly[1]);
-      if (!cleared) left.push_back(hidden);
-    }
-    ledger.narrow(number, std::move(left));
-  }
-}
-
 // A bug in a region shows from the width of its budget on.
 void Judge::State::note_regions() {
   for (const Point& p : kPoints) {
@@ -248,6 +223,23 @@ std::vector<std::string> Judge::State::not_covered() const {
   return blind;
 }
 
+// An engine stores a point in one dtype. Numbers of 16 bits alone among layers of fp32 were rounded
+// by somebody, and are held to 16 bits there.
+void Judge::State::note_mixed_dtypes() {
+  for (const Point& p : kPoints) {
+    if (!may_be_wider(p)) continue;
+    std::vector<int> narrow, wide;
+    for (size_t i = 0; i < ledger.places().size(); ++i)
+      if (const Place& place = ledger.places()[i]; *place.point == p && ledger.any_judged_at(i))
+        (op_judge.dtype_at(place) == DType::f32 ? wide : narrow).push_back(place.layer);
+    if (wide.empty() || narrow.empty()) continue;
+    ledger.note(fmt::format(
+        "{} holds nothing but numbers of {} in layers {}, and of fp32 in others: it was rounded "
+        "there, or by who dumped it",
+        p.name, name_of(manifest.dtype), fmt::join(narrow, ", ")));
+  }
+}
+
 void Judge::State::note_facts(bool complete) {
   const bool may_clamp = options.may_saturate && !is_own_engine(manifest);
   for (const auto& [place, nodes] : overflowing)
@@ -261,6 +253,7 @@ void Judge::State::note_facts(bool complete) {
         "rope.cos and rope.sin are rounded to {0}, as Hugging Face's and vLLM's are: they are held "
         "to that, and ropes to the numbers of the tables",
         name_of(of_table)));
+  note_mixed_dtypes();
   note_zeros(manifest.graph, ledger);
   for (const std::string& note : routing.notes()) ledger.note(note);
   for (const auto& [request, positions] : history.adopted())

@@ -385,7 +385,7 @@ std::vector<NodeId> Judge::State::settle(Judged& judged) {
   if (!std::exchange(judged.begun, true)) {
     ancestry.begin_pass();
     for (const auto& [heir, writers] : judged.heirs) ancestry.inherit(heir, writers);
-    of_hidden.clear(), over_regions.clear();
+    of_hidden.clear();
   }
   std::vector<NodeId> flags;
   for (Pending& pending : judged.pending)
@@ -396,7 +396,6 @@ std::vector<NodeId> Judge::State::settle(Judged& judged) {
 }
 
 void Judge::State::end(const Judged& judged) {
-  clear_regions();
   const size_t index = index_of({&point("logits"), -1});
   for (const NodeRows& node : judged.with_logits)
     if (const int source = ancestry.of(index, node.request).finding; source >= 0)

@@ -33,10 +33,6 @@ namespace lockstep {
 // dtype has there.
 inline constexpr double kOverFloor = 3;
 
-// An op whose error would show by so many budgets in a place that is right is not where it is made;
-// nor one whose error would show by so many in two such places.
-inline constexpr double kManyTimes = 10, kTimesInTwo = 2;
-
 // Everything that a judge knows of a run, and the steps of its work on it.
 struct Judge::State {
   // A node that was judged, until its place's contract is known.
@@ -145,8 +141,6 @@ struct Judge::State {
   void grade(NodeOutcome& outcome, Ancestry::Origin& origin);
   bool leaves_rows_unjudged(const Place& place, int32_t request) const;
   void lead_back(NodeOutcome& outcome, const std::vector<Place>& region);
-  bool reads_directly(const Pending& pending, const std::vector<Place>& region) const;
-  void clear_regions();
   void judge_pool(size_t index);
   void judge_point(const Point& point);
   void name_gains(const Point& point);
@@ -160,6 +154,7 @@ struct Judge::State {
   std::vector<std::string> not_covered() const;
   void note_facts(bool complete);
   void note_regions();
+  void note_mixed_dtypes();
   void find_shapes(Result& result) const;
   Scope scope_of(const DrawReplay::Outcome& drawn) const;
   std::map<std::string, double> limits() const;
@@ -201,12 +196,6 @@ struct Judge::State {
     int finding = -1;  // the first of these regions'; -1: none
     double error = 0;  // the worst that this one has, by the size of its row
     double shows_from = std::numeric_limits<double>::infinity();  // the least that a right one has
-    // The least two of right ones that read every row of it at its full size, behind no attention.
-    double shows_directly[2] = {shows_from, shows_from};
-    void add_direct(double from) {
-      if (from < shows_directly[0]) std::swap(from, shows_directly[0]);
-      shows_directly[1] = std::min(shows_directly[1], from);
-    }
   };
   // By the index of the place and the request.
   //
@@ -217,7 +206,6 @@ struct Judge::State {
   // Were attn.v not recorded, both could be wrong by attn.norm, and the second is led back to the
   // first.
   std::map<std::pair<int, int32_t>, OfHidden> of_hidden;
-  std::vector<int> over_regions;  // findings of that pass
   // By the same: the findings of shares in the pass that is settled; -1: none.
   std::map<std::pair<int, int32_t>, int> wrong_shares;
   std::set<int> led_back;                 // places whose errors may be those before them

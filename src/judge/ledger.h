@@ -75,11 +75,6 @@ class Ledger {
   bool any_finding_at(int64_t place) const { return sums_[place].found; }
   bool any_judged_at(int64_t place) const { return sums_[place].first.has_value(); }
   const Place& place_of_finding(int number) const;
-  const Finding& finding(int number) const { return findings_[number]; }
-  // The hidden places that the error of that finding may be of.
-  void narrow(int number, std::vector<Place> region) {
-    findings_[number].region = std::move(region);
-  }
   // Places of which every element that was compared is 0, right or wrong.
   std::vector<Place> places_of_zeros() const;
   // A statistic in units of its limit, of no single node.

@@ -424,38 +424,6 @@ TEST_F(JudgeTest, AnOpBehindAWrongOneThatIsNotSeenIsNotSaidToBeRightByItself) {
   }
 }
 
-// Without the streams and norms each op is judged together with those back to the embedding. What
-// other readers clear is not blamed: layers before the wrong one do, and beside q there are k and
-// v. Where the norm itself is wrong it stays, and so does all that two right readers would not
-// show.
-TEST_F(JudgeTest, WhatRightReadersClearIsNotInTheRegion) {
-  const auto has = [](const Place& place) {
-    const std::string_view name = place.point->name;
-    return name != "attn.norm" && name != "attn.residual" && name != "mlp.residual";
-  };
-  const auto region = [&](const char* point, double by) {
-    FakeModel model(DType::bf16, [&](const Place& p, const PassInfo&, std::vector<double>& v) {
-      if (p.layer == 1 && p.point->name == point)
-        for (double& x : v) x *= by;
-    });
-    FakeRun run = fake_run(model, DType::bf16);
-    for (Pass& pass : run.passes)
-      std::erase_if(pass.tensors, [&](const RecordedTensor& t) {
-        return !has({t.point, t.layer});
-      });
-    const Result result = judged(run, true, {.recorded = has});
-    EXPECT_TRUE(result.first) << result.story;
-    std::string text = result.first ? text_of(result.first->node.place) : "none";
-    if (result.first)
-      for (const Place& hidden : result.first->region) text += " < " + text_of(hidden);
-    return text;
-  };
-  EXPECT_EQ(region("attn.q", 1.5), "layer 1 attn.q");
-  EXPECT_EQ(region("attn.norm", 1.5), "layer 1 attn.q < layer 1 attn.norm");
-  EXPECT_EQ(region("attn.q", 1.01), "layer 1 attn.q < layer 1 attn.norm")
-      << "too little for k and v";
-}
-
 // Both q and v are wrong by themselves, as k shows where they are far off.
 TEST_F(JudgeTest, AnOpThatIsWrongByItselfInSomeNodesIsNotSaidToBeUnclear) {
   const auto has = [](const Place& place) { return place.point->name != "attn.norm"; };

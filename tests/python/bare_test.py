@@ -190,6 +190,13 @@ rotary.forward = lambda x, *at, of=rotary.forward, **by: of(x.bfloat16(), *at, *
         verdict = unschooled()
         self.assertTrue(verdict, verdict)
         self.assertIn("attn.residual", str(verdict.notes))
+        said = "mlp.residual holds nothing but numbers of bf16 in layers 2, and of fp32 in others"
+        self.assertEqual([note for note in verdict.notes if said in note], [])
+        with h5py.File(self.path, "a") as file:
+            rounded = file["tensors/pass000000/layer000002/mlp.residual"]
+            rounded[:] = torch.tensor(rounded[:]).bfloat16().float().numpy()
+        notes = lockstep.judge(self.path, QWEN3).notes
+        self.assertEqual(len([note for note in notes if said in note]), 1, notes)
         narrow = unschooled("""
 model.model.layers[2].post_attention_layernorm.register_forward_pre_hook(
     lambda m, x: (x[0].bfloat16().float() * 1.01,))

@@ -76,7 +76,7 @@ def named(verdict: Verdict, regions: Regions, wrong: set[Place]) -> str:
     holders = sorted((at for at in regions.seen if regions.hold(at, wrong)), key=place_order)
     if verdict.place not in holders:
         return WRONG
-    if not regions.names(verdict.place, verdict.region, wrong):
+    if verdict.region != regions.of(verdict.place):
         return REGION
     return RIGHT if verdict.place == holders[0] else LATER
 

@@ -52,7 +52,7 @@ def judge(binary: str, trace: pathlib.Path, folder: str) -> Verdict:
                    frozenset(map(place_of, first["region"])), first.get("budgets") or 0, notes)
 
 
-def named(verdict: Verdict, regions: Regions, of: Suspects, wrong: set[Place]) -> str:
+def named(verdict: Verdict, regions: Regions, of: Suspects) -> str:
     """How well a verdict names a bug that these places suffer from."""
     if of.first is None:
         return NO_EFFECT if verdict.verdict == "clean" else WRONG
@@ -63,7 +63,7 @@ def named(verdict: Verdict, regions: Regions, of: Suspects, wrong: set[Place]) -
     at = (verdict.number, verdict.place)
     if at not in of.all:
         return WRONG
-    if not regions.names(verdict.place, verdict.region, wrong):
+    if verdict.region != regions.of(verdict.place):
         return REGION
     return RIGHT if at == of.first else LATER
 
@@ -124,7 +124,7 @@ def outcomes_of(binary: str, path: pathlib.Path, setting: Setting, case: Bug | V
         for declared, verdict in judged(binary, path, setting, runner, selection, rounding, facts,
                                         ways):
             if is_bug:
-                outcome = named(verdict, regions, of, {place for _, place in wrong})
+                outcome = named(verdict, regions, of)
             else:
                 outcome = {"clean": CLEAN, "diverged": ALARM}.get(verdict.verdict,
                                                                   verdict.verdict)

@@ -56,11 +56,6 @@ class Regions:
         """Whether an op that is wrong is that place's own, or in its region."""
         return place in wrong or not self.of(place).isdisjoint(wrong)
 
-    def names(self, place: Place, region: Collection[Place], wrong: Collection[Place]) -> bool:
-        """Whether what is said of that recorded place holds an op that is wrong, and no place
-        besides it and its hidden ones: which of these other readers clear is not said."""
-        return self.of(place).issuperset(region) and not {place, *region}.isdisjoint(wrong)
-
 
 @dataclasses.dataclass(frozen=True)
 class Suspects:
