@@ -205,10 +205,10 @@ void say_that_both_are_wrong(DiffResult& result) {
   };
   if (result.judged.size() != 2 || !std::ranges::all_of(result.judged, is_wrong)) return;
   const Place &a = *result.judged[0].first, &b = *result.judged[1].first;
-  result.story += fmt::format("; neither is right: {}",
-                              a == b ? fmt::format("the first error of both is at {}", text_of(a))
-                                     : fmt::format("the first errors are at {} and at {}",
-                                                   text_of(a), text_of(b)));
+  result.story += fmt::format(
+      "; neither is right: {}",
+      a == b ? fmt::format("the first error of both is at {}", text_of(a))
+             : fmt::format("the first errors are at {} and at {}", text_of(a), text_of(b)));
 }
 
 }  // namespace

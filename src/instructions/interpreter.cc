@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <deque>
 #include <utility>
@@ -108,8 +107,16 @@ class InstructionExecutor : public PieceExecutor {
   void down(const LayerWeights& /*w*/) override { take(now().down, a_.branch); }
 
   void experts(const LayerWeights& /*w*/) override {
-    fail(
-        "a schedule has no experts: interpreter_of() was given the configuration of another model");
+    PassTensors::Layer& l = now();
+    for (const auto& [to, from] : {std::pair(&l.router, &a_.router),
+                                   {&l.experts, &a_.experts},
+                                   {&l.expert_weights, &a_.weights},
+                                   {&l.expert_gate, &a_.expert_gate},
+                                   {&l.expert_up, &a_.expert_up},
+                                   {&l.expert_act, &a_.expert_act},
+                                   {&l.expert_down, &a_.expert_down},
+                                   {&l.combined, &a_.branch}})
+      take(*to, *from);
   }
 
   void add_norm(PointName residual, PointName norm, int norm_layer,
@@ -199,11 +206,29 @@ class InstructionExecutor : public PieceExecutor {
     show("attn.o", l.o);
     show("attn.residual", l.attn_residual);
     show("mlp.norm", l.mlp_norm);
+    if (config_.experts.in(layer_))
+      show_experts(l);
+    else
+      show_mlp(l);
+    show("mlp.residual", l.mlp_residual);
+  }
+
+  void show_mlp(const PassTensors::Layer& l) {
     show("mlp.gate", l.gate);
     show("mlp.up", l.up);
     show("mlp.act", l.act);
     show("mlp.down", l.down);
-    show("mlp.residual", l.mlp_residual);
+  }
+
+  void show_experts(const PassTensors::Layer& l) {
+    show("mlp.router", l.router);
+    show("mlp.experts", l.experts);
+    show("mlp.weights", l.expert_weights);
+    show("mlp.expert_gate", l.expert_gate);
+    show("mlp.expert_up", l.expert_up);
+    show("mlp.expert_act", l.expert_act);
+    show("mlp.expert_down", l.expert_down);
+    show("mlp.combine", l.combined);
   }
 
   PassParts pass_;
@@ -221,12 +246,20 @@ void check_sizes(const ModelConfig& config, const ScheduledModel& m) {
                {"kv_heads", m.kv_heads, config.kv_heads},
                {"head_dim", m.head_dim, config.head_dim},
                {"intermediate", m.intermediate, config.intermediate},
+               {"experts", m.experts, config.experts.count},
+               {"chosen", m.chosen, config.experts.chosen},
+               {"expert_intermediate", m.expert_intermediate, config.experts.intermediate},
                {"vocab", m.vocab, config.vocab}};
   for (const auto& size : sizes)
     check(
         size.of_schedule == size.of_model,
         "the schedule is of a model whose {} is {}, the checkpoint's is {}: make it of this model",
         size.name, size.of_schedule, size.of_model);
+  for (int layer = 0; layer < config.layers; ++layer)
+    check(m.has_experts(layer) == config.experts.in(layer),
+          "the schedule has {} in layer {}, the checkpoint has {}: make it of this model",
+          m.has_experts(layer) ? "experts" : "an MLP", layer,
+          m.has_experts(layer) ? "an MLP" : "experts");
 }
 
 void check_computable(const Schedule& schedule) {
@@ -258,25 +291,39 @@ struct Made {
   std::string_view point;
   Opcode opcode;
 };
-constexpr std::array<Made, 19> kMade = {{{"attn.norm", Opcode::norm_qkv_rope_append},
-                                         {"attn.q", Opcode::norm_qkv_rope_append},
-                                         {"attn.k", Opcode::norm_qkv_rope_append},
-                                         {"attn.v", Opcode::norm_qkv_rope_append},
-                                         {"attn.q_norm", Opcode::norm_qkv_rope_append},
-                                         {"attn.k_norm", Opcode::norm_qkv_rope_append},
-                                         {"attn.q_rope", Opcode::norm_qkv_rope_append},
-                                         {"attn.k_rope", Opcode::norm_qkv_rope_append},
-                                         {"attn.partial", Opcode::partial_attention},
-                                         {"attn.lse", Opcode::partial_attention},
-                                         {"attn.out", Opcode::attention_reduction},
-                                         {"attn.o", Opcode::o_residual},
-                                         {"attn.residual", Opcode::o_residual},
-                                         {"mlp.norm", Opcode::norm_gate_up_silu},
-                                         {"mlp.gate", Opcode::norm_gate_up_silu},
-                                         {"mlp.up", Opcode::norm_gate_up_silu},
-                                         {"mlp.act", Opcode::norm_gate_up_silu},
-                                         {"mlp.down", Opcode::down_residual},
-                                         {"mlp.residual", Opcode::down_residual}}};
+constexpr Made kMade[] = {{"attn.norm", Opcode::norm_qkv_rope_append},
+                          {"attn.q", Opcode::norm_qkv_rope_append},
+                          {"attn.k", Opcode::norm_qkv_rope_append},
+                          {"attn.v", Opcode::norm_qkv_rope_append},
+                          {"attn.q_norm", Opcode::norm_qkv_rope_append},
+                          {"attn.k_norm", Opcode::norm_qkv_rope_append},
+                          {"attn.q_rope", Opcode::norm_qkv_rope_append},
+                          {"attn.k_rope", Opcode::norm_qkv_rope_append},
+                          {"attn.partial", Opcode::partial_attention},
+                          {"attn.lse", Opcode::partial_attention},
+                          {"attn.out", Opcode::attention_reduction},
+                          {"attn.o", Opcode::o_residual},
+                          {"attn.residual", Opcode::o_residual},
+                          {"mlp.norm", Opcode::norm_gate_up_silu},
+                          {"mlp.gate", Opcode::norm_gate_up_silu},
+                          {"mlp.up", Opcode::norm_gate_up_silu},
+                          {"mlp.act", Opcode::norm_gate_up_silu},
+                          {"mlp.down", Opcode::down_residual},
+                          {"mlp.residual", Opcode::down_residual},
+                          {"mlp.router", Opcode::norm_route},
+                          {"mlp.experts", Opcode::norm_route},
+                          {"mlp.weights", Opcode::norm_route},
+                          {"mlp.expert_gate", Opcode::expert_gate_up_silu},
+                          {"mlp.expert_up", Opcode::expert_gate_up_silu},
+                          {"mlp.expert_act", Opcode::expert_gate_up_silu},
+                          {"mlp.expert_down", Opcode::expert_down},
+                          {"mlp.combine", Opcode::combine_residual}};
+
+// The opcode that makes what another one makes in a layer without experts.
+Opcode with_experts(Opcode opcode) {
+  if (opcode == Opcode::norm_gate_up_silu) return Opcode::norm_route;
+  return opcode == Opcode::down_residual ? Opcode::combine_residual : opcode;
+}
 
 // The query head and the share that a number of attn.partial or attn.lse is of.
 struct OfShare {
@@ -295,6 +342,7 @@ int64_t row_of(const ScheduledModel& m, std::string_view point, int64_t number) 
   if (point == "attn.partial" || point == "attn.lse")
     return share_of(m, point, number).head / m.group();
   if (point.starts_with("attn.k")) return m.heads * m.head_dim + number;
+  if (point == "mlp.router" || point == "mlp.experts" || point == "mlp.weights") return 0;
   if (point == "attn.v") return (m.heads + m.kv_heads) * m.head_dim + number;
   return number;
 }
@@ -317,8 +365,8 @@ const Instruction* writer_of(const Schedule& schedule, std::string_view point, i
   Opcode opcode = Opcode::norm_head;
   if (point != "logits" && point != "final.norm") {
     const auto made = std::ranges::find(kMade, point, &Made::point);
-    if (made == kMade.end()) return nullptr;
-    opcode = made->opcode;
+    if (made == std::ranges::end(kMade)) return nullptr;
+    opcode = schedule.model.has_experts(layer) ? with_experts(made->opcode) : made->opcode;
   }
   const int64_t row = row_of(schedule.model, point, number);
   const bool in_shares = opcode == Opcode::partial_attention;

@@ -26,6 +26,13 @@ struct PassTensors {
     TensorView mlp_norm;            // [tokens, hidden]
     TensorView gate, up, act;       // [tokens, intermediate]
     TensorView down, mlp_residual;  // [tokens, hidden]
+    // Tensors of a layer of experts, instead of gate to down.
+    TensorView router;                              // [tokens, experts]
+    TensorView experts;                             // [tokens, chosen]  int32
+    TensorView expert_weights;                      // [tokens, chosen]
+    TensorView expert_gate, expert_up, expert_act;  // [tokens, chosen, experts' intermediate]
+    TensorView expert_down;                         // [tokens, chosen, hidden]
+    TensorView combined;                            // [tokens, hidden]
   };
 
   std::vector<Layer> layers;

@@ -46,6 +46,15 @@ void store(const TensorView& tensor, int64_t i, double x) {
   }
 }
 
+// Calls body(choice, begin, end) for each choice of which an instruction holds rows [begin, end) of
+// the `rows` that each has.
+template <typename Body>
+void by_choice(const Instruction& in, int64_t rows, Body body) {
+  for (int64_t choice = in.begin / rows; choice * rows < in.end; ++choice)
+    body(choice, std::max(in.begin - choice * rows, int64_t{0}),
+         std::min(in.end - choice * rows, rows));
+}
+
 // The keys of a request that one share of its pages holds and one query sees.
 struct Keys {
   int64_t begin, end;
@@ -67,6 +76,14 @@ void StepOps::compute(const Instruction& in) const {
       return norm_gate_up_silu(in);
     case Opcode::down_residual:
       return down_residual(in);
+    case Opcode::norm_route:
+      return norm_route(in);
+    case Opcode::expert_gate_up_silu:
+      return expert_gate_up_silu(in);
+    case Opcode::expert_down:
+      return expert_down(in);
+    case Opcode::combine_residual:
+      return combine_residual(in);
     case Opcode::norm_head:
       return norm_head(in);
     case Opcode::other:
@@ -80,7 +97,7 @@ Tensor StepOps::norm_for(const Instruction& in, const OpContext& context, const 
                          const TensorView& weight, const TensorView& stored) const {
   Tensor norm = fresh(stream.rows(), stream.row_size());
   pass_.model.ops().rms_norm(context, norm, stream, weight, static_cast<float>(config_.norm_eps));
-  if (in.begin == 0) put_columns(stored, 0, norm);
+  if (in.begin == 0 && !stored.empty()) put_columns(stored, 0, norm);
   return norm;
 }
 
@@ -301,6 +318,86 @@ void StepOps::down_residual(const Instruction& in) const {
       product(at("mlp.down", in.layer), layer.act, layer.weights->down, {}, in.begin, in.end);
   put_columns(layer.down, in.begin, down);
   add_to_stream("mlp.residual", in, layer.mlp_residual, layer.attn_residual, down);
+}
+
+void StepOps::norm_route(const Instruction& in) const {
+  const PassTensors::Layer& layer = t_.layers[in.layer];
+  const Tensor norm = norm_for(in, at("mlp.norm", in.layer), layer.attn_residual,
+                               layer.mlp_norm_weight, layer.mlp_norm);
+  put_columns(
+      layer.router, in.begin,
+      product(at("mlp.router", in.layer), norm, layer.weights->router, {}, in.begin, in.end));
+  const Ops& ops = pass_.model.ops();
+  ops.top_k(at("mlp.experts", in.layer), layer.experts, layer.router);
+  ops.routing_weights(at("mlp.weights", in.layer), layer.expert_weights, layer.router,
+                      layer.experts, config_.experts.normalised);
+}
+
+// A choice that nobody has made yet, which a schedule that is wrong may read, gives NaN.
+Tensor StepOps::expert_product(const OpContext& context, const TensorView& x,
+                               const TensorView& experts, int64_t choice,
+                               const std::vector<TensorView>& weights, int64_t begin,
+                               int64_t end) const {
+  const Tensor chosen({tokens(), 1}, DType::i32, Device::cpu);
+  take_columns(chosen, experts, choice);
+  std::vector<int64_t> unknown;
+  for (int64_t token = 0; token < tokens(); ++token)
+    if (int32_t& expert = chosen.as<int32_t>()[token]; expert < 0)
+      expert = 0, unknown.push_back(token);
+  std::vector<TensorView> rows;
+  for (const TensorView& weight : weights) rows.push_back(weight.slice(begin, end - begin));
+  Tensor out = fresh(tokens(), end - begin);
+  pass_.model.ops().expert_matmul(context, out.view().reshaped({tokens(), 1, end - begin}), x,
+                                  chosen, rows);
+  const int64_t bytes = out.view().row_size() * size_of(out.view().dtype);
+  for (const int64_t token : unknown)
+    std::memset(out.as<char>() + token * bytes, 0xff, static_cast<size_t>(bytes));
+  return out;
+}
+
+void StepOps::expert_gate_up_silu(const Instruction& in) const {
+  const PassTensors::Layer& layer = t_.layers[in.layer];
+  const Tensor norm =
+      norm_for(in, at("mlp.norm", in.layer), layer.attn_residual, layer.mlp_norm_weight, {});
+  const int64_t rows = config_.experts.intermediate;
+  by_choice(in, rows, [&](int64_t choice, int64_t begin, int64_t end) {
+    const auto linear = [&](PointName name, const std::vector<TensorView>& weights) {
+      return expert_product(at(name, in.layer), norm, layer.experts, choice, weights, begin, end);
+    };
+    const Tensor gate = linear("mlp.expert_gate", layer.weights->expert_gate);
+    const Tensor up = linear("mlp.expert_up", layer.weights->expert_up);
+    const Tensor act = fresh(tokens(), end - begin);
+    pass_.model.ops().silu_mul(at("mlp.expert_act", in.layer), act, gate, up);
+    put_columns(layer.expert_gate, choice * rows + begin, gate);
+    put_columns(layer.expert_up, choice * rows + begin, up);
+    put_columns(layer.expert_act, choice * rows + begin, act);
+  });
+}
+
+void StepOps::expert_down(const Instruction& in) const {
+  const PassTensors::Layer& layer = t_.layers[in.layer];
+  const int64_t inputs = config_.experts.intermediate;
+  by_choice(in, config_.hidden, [&](int64_t choice, int64_t begin, int64_t end) {
+    const Tensor act = fresh(tokens(), inputs);
+    take_columns(act, layer.expert_act, choice * inputs);
+    put_columns(layer.expert_down, choice * config_.hidden + begin,
+                expert_product(at("mlp.expert_down", in.layer), act, layer.experts, choice,
+                               layer.weights->expert_down, begin, end));
+  });
+}
+
+void StepOps::combine_residual(const Instruction& in) const {
+  const PassTensors::Layer& layer = t_.layers[in.layer];
+  const int64_t width = in.end - in.begin, chosen = config_.experts.chosen;
+  const Tensor down({tokens(), chosen, width}, pass_.model.dtype(), Device::cpu);
+  const Tensor one = fresh(tokens(), width), sum = fresh(tokens(), width);
+  for (int64_t choice = 0; choice < chosen; ++choice) {
+    take_columns(one, layer.expert_down, choice * config_.hidden + in.begin);
+    put_columns(down, choice * width, one);
+  }
+  pass_.model.ops().weighted_sum(at("mlp.combine", in.layer), sum, down, layer.expert_weights);
+  put_columns(layer.combined, in.begin, sum);
+  add_to_stream("mlp.residual", in, layer.mlp_residual, layer.attn_residual, sum);
 }
 
 void StepOps::norm_head(const Instruction& in) const {

@@ -33,6 +33,10 @@ class StepOps {
   void o_residual(const Instruction& in) const;
   void norm_gate_up_silu(const Instruction& in) const;
   void down_residual(const Instruction& in) const;
+  void norm_route(const Instruction& in) const;
+  void expert_gate_up_silu(const Instruction& in) const;
+  void expert_down(const Instruction& in) const;
+  void combine_residual(const Instruction& in) const;
   void norm_head(const Instruction& in) const;
 
   OpContext at(PointName name, int layer) const {
@@ -53,6 +57,10 @@ class StepOps {
   // Rows [begin, end) of a linear op.
   Tensor product(const OpContext& context, const TensorView& x, const WeightView& weight,
                  const TensorView& bias, int64_t begin, int64_t end) const;
+  // Rows [begin, end) of a linear op, of the expert that each token has for that choice.
+  Tensor expert_product(const OpContext& context, const TensorView& x, const TensorView& experts,
+                        int64_t choice, const std::vector<TensorView>& weights, int64_t begin,
+                        int64_t end) const;
   // One head after its norm and RoPE, stored at each step.
   Tensor roped(const PassTensors::Layer& layer, const TensorView& head, bool of_q,
                int64_t place) const;

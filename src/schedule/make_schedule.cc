@@ -28,6 +28,8 @@ int64_t block_for(int64_t rows, int64_t queues, int64_t multiple) {
 //
 //   qkv -> partial attention -> reduction -> o -> gate, up -> down -> next layer's qkv, or the head
 //     by KV head      by KV head     all of a layer    all      all, for the stream is overwritten
+//
+// Of experts, after o: route -> gate, up -> down -> combine, each after all before it.
 class Maker {
  public:
   Maker(const ScheduledModel& model, const ScheduleOptions& options)
@@ -43,7 +45,8 @@ class Maker {
     Instruction::CounterUse stream = {-1, 0};  // embed is given
     for (int layer = 0; layer < model_.layers; ++layer) {
       layer_ = layer;
-      stream = mlp(attention(stream));
+      const Instruction::CounterUse attended = attention(stream);
+      stream = model_.has_experts(layer) ? experts(attended) : mlp(attended);
     }
     layer_ = -1;
     const int64_t block = block_for(model_.vocab, queues_, kRows);
@@ -84,6 +87,19 @@ class Maker {
     for (int64_t share = 0; share < made_.down_shares; ++share)
       all.value += add_rows(Opcode::down_residual, model_.hidden, share, {all_act}, down).value;
     return all;
+  }
+
+  // The same of a layer of experts, which all wait for the choice among them.
+  Instruction::CounterUse experts(const Instruction::CounterUse& attention) {
+    const int routed = counters("route", 1).front(), act = counters("expert act", 1).front();
+    const int down = counters("expert down", 1).front(), all = counters("combine", 1).front();
+    add(Opcode::norm_route, 0, model_.experts, 0, {attention}, {{routed, 1}});
+    const Instruction::CounterUse all_act =
+        add_rows(Opcode::expert_gate_up_silu, model_.chosen * model_.expert_intermediate, 0,
+                 {{routed, 1}}, act);
+    const Instruction::CounterUse all_down =
+        add_rows(Opcode::expert_down, model_.chosen * model_.hidden, 0, {all_act}, down);
+    return add_rows(Opcode::combine_residual, model_.hidden, 0, {all_down}, all);
   }
 
   // An op's rows in blocks, each of which raises a counter; returns how high.
@@ -136,10 +152,6 @@ class Maker {
 }  // namespace
 
 ScheduledModel scheduled_model(const ModelConfig& config) {
-  check(config.experts.count == 0,
-        "{} has experts: a schedule is a list made before the step, and which experts compute is "
-        "known within it; schedule a dense model",
-        config.architecture);
   return {.layers = config.layers,
           .hidden = config.hidden,
           .heads = config.heads,
@@ -147,7 +159,11 @@ ScheduledModel scheduled_model(const ModelConfig& config) {
           .head_dim = config.head_dim,
           .intermediate = config.intermediate,
           .vocab = config.vocab,
-          .qk_norm = config.qk_norm};
+          .qk_norm = config.qk_norm,
+          .experts = config.experts.count,
+          .chosen = config.experts.chosen,
+          .expert_intermediate = config.experts.intermediate,
+          .expert_layers = config.experts.layers};
 }
 
 Schedule make_schedule(const ScheduledModel& model, const ScheduleOptions& options) {

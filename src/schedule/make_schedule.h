@@ -14,8 +14,7 @@ struct ScheduleOptions {
   int64_t down_shares = 1;  // of the sum of mlp.down
 };
 
-// The sizes of a model as a schedule has them. Throws Error for one with experts, whose work
-// depends on what a router chooses and can be no list.
+// The sizes of a model as a schedule has them.
 ScheduledModel scheduled_model(const ModelConfig& config);
 
 // A decode step for so many queues. Each op is cut into as many blocks as there are queues, whole

@@ -23,14 +23,40 @@ int64_t extent_of(const ScheduledModel& m, Opcode opcode) {
     case Opcode::o_residual:
     case Opcode::down_residual:
       return m.hidden;
+    case Opcode::combine_residual:
+      return m.hidden;
     case Opcode::norm_gate_up_silu:
       return m.intermediate;
+    case Opcode::norm_route:
+      return m.experts;
+    case Opcode::expert_gate_up_silu:
+      return m.chosen * m.expert_intermediate;
+    case Opcode::expert_down:
+      return m.chosen * m.hidden;
     case Opcode::norm_head:
       return m.vocab;
     case Opcode::other:
       break;
   }
   return 0;
+}
+
+enum class Half : uint8_t { any, mlp, experts };
+
+// Says what a layer must have in its second half for the opcode.
+Half half_of(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::norm_gate_up_silu:
+    case Opcode::down_residual:
+      return Half::mlp;
+    case Opcode::norm_route:
+    case Opcode::expert_gate_up_silu:
+    case Opcode::expert_down:
+    case Opcode::combine_residual:
+      return Half::experts;
+    default:
+      return Half::any;
+  }
 }
 
 // The effects of one instruction, collected.
@@ -61,6 +87,22 @@ class EffectsMaker {
         break;
       case Opcode::down_residual:
         down();
+        break;
+      case Opcode::norm_route:
+        read("attn.residual", 0, m_.hidden);
+        write("mlp.experts", 0, m_.chosen);
+        write("mlp.weights", 0, m_.chosen);
+        break;
+      case Opcode::expert_gate_up_silu:
+        read("attn.residual", 0, m_.hidden);
+        read_choices(m_.expert_intermediate);
+        write("mlp.expert_act", in_.begin, in_.end);
+        break;
+      case Opcode::expert_down:
+        expert_down();
+        break;
+      case Opcode::combine_residual:
+        combine();
         break;
       case Opcode::norm_head:
         spans_.reads.push_back({last_stream(m_.layers), 0, m_.hidden});
@@ -129,6 +171,28 @@ class EffectsMaker {
     write("mlp.residual", in_.begin, in_.end);
   }
 
+  // The choices whose rows it holds, of `rows` each.
+  Span choices(int64_t rows) const { return {0, in_.begin / rows, (in_.end - 1) / rows + 1}; }
+  void read_choices(int64_t rows) {
+    const Span held = choices(rows);
+    read("mlp.experts", held.begin, held.end);
+  }
+
+  void expert_down() {
+    const Span held = choices(m_.hidden);
+    read_choices(m_.hidden);
+    read("mlp.expert_act", held.begin * m_.expert_intermediate, held.end * m_.expert_intermediate);
+    write("mlp.expert_down", in_.begin, in_.end);
+  }
+
+  void combine() {
+    read("mlp.weights", 0, m_.chosen);
+    for (int64_t choice = 0; choice < m_.chosen; ++choice)
+      read("mlp.expert_down", choice * m_.hidden + in_.begin, choice * m_.hidden + in_.end);
+    read("attn.residual", in_.begin, in_.end);
+    write("mlp.residual", in_.begin, in_.end);
+  }
+
   const Schedule& schedule_;
   const Instruction& in_;
   const ScheduledModel& m_;
@@ -168,6 +232,13 @@ std::string misfit_of(const Schedule& schedule, const Instruction& in) {
   if (in.opcode != Opcode::norm_head && (in.layer < 0 || in.layer >= m.layers))
     return fmt::format("instruction {} ({}) is of layer {}, the model has {}", in.id, in.name,
                        in.layer, m.layers);
+  if (const Half half = half_of(in.opcode);
+      half != Half::any && (half == Half::experts) != m.has_experts(in.layer))
+    return fmt::format("instruction {} ({}) is of layer {}, which has {}", in.id, in.name, in.layer,
+                       half == Half::mlp ? "experts in place of an MLP" : "no experts");
+  if (in.opcode == Opcode::norm_route && in.end - in.begin != extent)
+    return fmt::format("instruction {} ({}) holds [{}, {}) of {} experts: a choice is among all",
+                       in.id, in.name, in.begin, in.end, extent);
   const int64_t shares = in.opcode == Opcode::partial_attention ? schedule.kv_shares
                          : in.opcode == Opcode::down_residual   ? schedule.down_shares
                                                                 : 1;
@@ -198,8 +269,17 @@ std::vector<ScheduledTensor> tensors_of(const ScheduledModel& m, int64_t kv_shar
     all.push_back({"attn.lse", i, m.heads * kv_shares, 0, false, "lse"});
     all.push_back({"attn.out", i, heads, 0, false, "heads"});
     all.push_back({"attn.residual", i, m.hidden, 0, false, "stream"});
-    all.push_back({"mlp.act", i, m.intermediate, 0, false, "act"});
-    all.push_back({"mlp.residual", i, m.hidden, down_shares, false, "stream"});
+    if (m.has_experts(i)) {
+      all.push_back({"mlp.experts", i, m.chosen, 0, false, "choices"});
+      all.push_back({"mlp.weights", i, m.chosen, 0, false, "weights"});
+      all.push_back(
+          {"mlp.expert_act", i, m.chosen * m.expert_intermediate, 0, false, "expert act"});
+      all.push_back({"mlp.expert_down", i, m.chosen * m.hidden, 0, false, "expert down"});
+    } else {
+      all.push_back({"mlp.act", i, m.intermediate, 0, false, "act"});
+    }
+    all.push_back(
+        {"mlp.residual", i, m.hidden, m.has_experts(i) ? 0 : down_shares, false, "stream"});
   }
   all.push_back({"logits", -1, m.vocab, 0, false, "logits"});
   return all;

@@ -7,6 +7,7 @@
 //   JSON of theirs  -> read_schedule |
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,8 +18,9 @@
 namespace lockstep {
 
 // The work of an instruction. Names and cuts are those of the megakernels of Hazy Research ("Look
-// Ma, No Bubbles", 2025), with the QK-norm of Qwen3 within the first. `other`: a list made
-// elsewhere has more; then the list says what each reads and writes.
+// Ma, No Bubbles", 2025), with the QK-norm of Qwen3 within the first; experts are cut as an MLP is,
+// by what is chosen and not by expert, for which ones compute is known within the step. `other`: a
+// list made elsewhere has more; then the list says what each reads and writes.
 enum class Opcode : uint8_t {
   norm_qkv_rope_append,
   partial_attention,
@@ -26,13 +28,18 @@ enum class Opcode : uint8_t {
   o_residual,
   norm_gate_up_silu,
   down_residual,
+  norm_route,
+  expert_gate_up_silu,
+  expert_down,
+  combine_residual,
   norm_head,
   other,
 };
 template <>
 inline constexpr auto kNamesOf<Opcode> = std::to_array<const char*>(
     {"norm_qkv_rope_append", "partial_attention", "attention_reduction", "o_residual",
-     "norm_gate_up_silu", "down_residual", "norm_head", "other"});
+     "norm_gate_up_silu", "down_residual", "norm_route", "expert_gate_up_silu", "expert_down",
+     "combine_residual", "norm_head", "other"});
 
 // The sizes of the model that a step is cut along, in numbers of a row (one token of one request).
 struct ScheduledModel {
@@ -43,6 +50,11 @@ struct ScheduledModel {
   int64_t vocab = 0;
   bool qk_norm = false;  // a norm over each head of q and k, so that no instruction may split one
 
+  // Experts in place of the MLP of some layers: each token has `chosen` of them.
+  int64_t experts = 0, chosen = 0, expert_intermediate = 0;
+  std::vector<int> expert_layers;
+
+  bool has_experts(int layer) const { return std::ranges::count(expert_layers, layer) > 0; }
   int64_t group() const { return heads / kv_heads; }  // query heads of one KV head
 };
 
@@ -80,8 +92,8 @@ struct Instruction {
   Opcode opcode = Opcode::other;
   std::string name;  // of the opcode, as the list has it
   int layer = -1;
-  // Its part: rows of the weights [begin, end); of partial_attention and
-  // attention_reduction KV heads.
+  // Its part: rows of the weights [begin, end), of experts those of the first choice, then those of
+  // the second; of partial_attention and attention_reduction KV heads.
   int64_t begin = 0, end = 0;
   // The share of the pages that partial_attention reads, and of the sum that down_residual adds.
   int64_t share = 0;

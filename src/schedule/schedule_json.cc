@@ -126,6 +126,12 @@ class ScheduleReader {
     m.vocab = size("vocab");
     m.qk_norm = json["qk_norm"] && json["qk_norm"].flag();
     if (m.heads % m.kv_heads != 0) json["kv_heads"].refuse("a divisor of the heads");
+    if (!json["experts"]) return;
+    m.experts = size("experts", kMostHeads);
+    m.chosen = size("chosen", m.experts);
+    m.expert_intermediate = size("expert_intermediate");
+    for (const JsonValue& layer : json["expert_layers"].items())
+      m.expert_layers.push_back(layer.whole<int>(0, static_cast<int>(m.layers) - 1));
   }
 
   // Their names, or how many there are.
@@ -318,10 +324,15 @@ std::string others_of(const Schedule& schedule) {
 
 std::string schedule_json(const Schedule& schedule) {
   const ScheduledModel& m = schedule.model;
-  const Json model = {{"layers", m.layers},     {"hidden", m.hidden},
-                      {"heads", m.heads},       {"kv_heads", m.kv_heads},
-                      {"head_dim", m.head_dim}, {"intermediate", m.intermediate},
-                      {"vocab", m.vocab},       {"qk_norm", m.qk_norm}};
+  Json model = {{"layers", m.layers},     {"hidden", m.hidden},
+                {"heads", m.heads},       {"kv_heads", m.kv_heads},
+                {"head_dim", m.head_dim}, {"intermediate", m.intermediate},
+                {"vocab", m.vocab},       {"qk_norm", m.qk_norm}};
+  if (m.experts > 0)
+    model.update({{"experts", m.experts},
+                  {"chosen", m.chosen},
+                  {"expert_intermediate", m.expert_intermediate},
+                  {"expert_layers", m.expert_layers}});
   Json tensors = Json::array(), instructions = Json::array();
   for (const ScheduledTensor& tensor : schedule.tensors) tensors.push_back(tensor_json(tensor));
   for (const Instruction& in : schedule.instructions)

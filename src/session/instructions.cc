@@ -55,11 +55,13 @@ Interleaving interleaving_of(const std::string& text, const ScheduleCheck& check
 }
 
 // The place of an element within its row, by which its instruction is known. The index is
-// [position, number], [position, head, dim], or, of shares, [position, share, head] and perhaps
-// dim.
+// [position, number], [position, head, dim], of experts [position, choice, number], or, of shares,
+// [position, share, head] and perhaps dim.
 int64_t number_in_row(const std::vector<int64_t>& index, const Point& point,
                       const ScheduledModel& model) {
   if (index.size() == 2) return index[1];
+  if (point.name == "mlp.expert_down") return index[1] * model.hidden + index[2];
+  if (point.name.starts_with("mlp.expert_")) return index[1] * model.expert_intermediate + index[2];
   if (!point.is_of_shares()) return index[1] * model.head_dim + index[2];
   const int64_t head = index[1] * model.heads + index[2];
   return index.size() == 3 ? head : head * model.head_dim + index[3];

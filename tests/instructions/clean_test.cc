@@ -1,5 +1,6 @@
-// Both bundled checkpoints, computed instruction by instruction in orders by chance: judged clean
-// in every dtype, for one queue and for as many as a device has multiprocessors.
+// Both bundled checkpoints and one with experts, computed instruction by instruction in orders by
+// chance: judged clean in every dtype, for one queue and for as many as a device has
+// multiprocessors.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -56,7 +57,8 @@ TEST_P(CleanSteps, InEveryOrderOfInstructions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CleanSteps,
-                         testing::Combine(testing::Values("bard-qwen3", "bard-qwen2.5"),
+                         testing::Combine(testing::Values("bard-qwen3", "bard-qwen2.5",
+                                                          "tiny/qwen3-moe"),
                                           testing::Values(DType::f32, DType::bf16, DType::f16),
                                           testing::Values(1, 4, 132)));
 

@@ -23,27 +23,7 @@ TEST_P(AgainstGolden, EveryStoredOpAndEveryTokenOfASchedule) {
   }
 }
 
-bool has_experts(const GoldenCase& of) {
-  return Checkpoint::open(data_path(of.model)).config().experts.count > 0;
-}
-
-// All but those of models with experts: which of these compute is known within the step, and a
-// schedule is a list made before it.
-std::vector<GoldenCase> schedulable() {
-  std::vector<GoldenCase> cases = all_goldens();
-  std::erase_if(cases, has_experts);
-  return cases;
-}
-
-TEST(GoldensOfSchedules, AreAllButThoseOfOneModel) {
-  EXPECT_EQ(schedulable().size() + 1, all_goldens().size());
-  for (const GoldenCase& of : all_goldens())
-    if (has_experts(of))
-      expect_trouble("experts",
-                     [&] { scheduled_model(Checkpoint::open(data_path(of.model)).config()); });
-}
-
-INSTANTIATE_TEST_SUITE_P(Models, AgainstGolden, testing::ValuesIn(schedulable()), name_of_golden);
+INSTANTIATE_TEST_SUITE_P(Models, AgainstGolden, testing::ValuesIn(all_goldens()), name_of_golden);
 
 }  // namespace
 }  // namespace lockstep

@@ -26,7 +26,8 @@ int64_t count_in(const char* variable, int64_t usual) {
 std::deque<TinySteps>& models() {
   static std::deque<TinySteps> all;
   if (all.empty())
-    for (const char* name : {"qwen3-default", "qwen2-mha", "qwen3-bias-mqa", "qwen2-sliding"})
+    for (const char* name :
+         {"qwen3-default", "qwen2-mha", "qwen3-bias-mqa", "qwen2-sliding", "qwen3-moe"})
       all.emplace_back(name);
   return all;
 }

@@ -183,6 +183,13 @@ std::string with_row(int column, const Json& value) {
 std::string with(const char* key, const Json& value) {
   return spoiled([&](Json& j) { j[key] = value; });
 }
+std::string with_experts(const char* key, const Json& value) {
+  return spoiled([&](Json& j) {
+    j["model"].update({{"experts", 4}, {"chosen", 2}, {"expert_intermediate", 16}});
+    j["model"]["expert_layers"] = Json::array();
+    j["model"][key] = value;
+  });
+}
 std::string with_tensors(const char* tensors) { return with("tensors", Json::parse(tensors)); }
 
 std::vector<Bad> bad_heads() {
@@ -294,6 +301,11 @@ std::vector<Bad> bad_tensors() {
          j["opcodes"]["mine"] = "other";
        }),
        "what it reads, [] for nothing,"},
+      {"experts more of which are chosen than there are", with_experts("chosen", 5), "chosen"},
+      {"experts of a layer that is not there", with_experts("expert_layers", Json::parse("[2]")),
+       "expert_layers"},
+      {"an MLP in a layer of experts", with_experts("expert_layers", Json::parse("[0, 1]")),
+       "experts in place of an MLP"},
       {"a span of nothing", spoiled([](Json& j) {
          j["columns"].push_back("writes");
          j["instructions"][4].push_back(Json::parse(R"([["logits", null, 4, 4]])"));

@@ -58,9 +58,10 @@ class LegalSchedules {
   bool chance(int64_t percent) { return between(random(), 1, 100) <= percent; }
   size_t some() { return random()() % made_.instructions.size(); }
 
-  // One instruction's rows, or its KV heads, become two's. No head is split.
+  // One instruction's rows, or its KV heads, become two's. No head is split, and no router.
   void cut(size_t place) {
     Instruction& in = made_.instructions[place];
+    if (in.opcode == Opcode::norm_route) return;  // a choice is among all experts
     const int64_t unit =
         in.opcode == Opcode::norm_qkv_rope_append ? made_.model.head_dim : int64_t{1};
     const int64_t units = (in.end - in.begin) / unit;

@@ -11,17 +11,25 @@ inline int64_t between(std::mt19937_64& random, int64_t least, int64_t most) {
   return least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
 }
 
-// Sizes up to these, and nothing that they would have in common.
+// Sizes up to these, and nothing that they would have in common; some layers of one model in three
+// have experts.
 inline ScheduledModel some_model(std::mt19937_64& random, int64_t layers, int64_t rows) {
   const int64_t kv_heads = between(random, 1, 3);
-  return {.layers = between(random, 1, layers),
-          .hidden = between(random, 1, rows),
-          .heads = kv_heads * between(random, 1, 3),
-          .kv_heads = kv_heads,
-          .head_dim = 2 * between(random, 1, 6),
-          .intermediate = between(random, 4, 2 * rows),
-          .vocab = between(random, 1, 2 * rows),
-          .qk_norm = between(random, 0, 1) == 1};
+  ScheduledModel model = {.layers = between(random, 1, layers),
+                          .hidden = between(random, 1, rows),
+                          .heads = kv_heads * between(random, 1, 3),
+                          .kv_heads = kv_heads,
+                          .head_dim = 2 * between(random, 1, 6),
+                          .intermediate = between(random, 4, 2 * rows),
+                          .vocab = between(random, 1, 2 * rows),
+                          .qk_norm = between(random, 0, 1) == 1};
+  if (between(random, 1, 3) > 1) return model;
+  model.experts = between(random, 1, 9);
+  model.chosen = between(random, 1, std::min<int64_t>(model.experts, 3));
+  model.expert_intermediate = between(random, 1, rows);
+  for (int layer = 0; layer < model.layers; ++layer)
+    if (between(random, 0, 2) > 0) model.expert_layers.push_back(layer);
+  return model;
 }
 
 // Two layers, small enough to count by hand.
