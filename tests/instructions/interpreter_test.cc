@@ -113,6 +113,27 @@ TEST_F(Interpreter, NamesTheInstructionThatReadTooEarly) {
       << other.err;
 }
 
+// An expert computed before the choice among them was made is nobody's: NaN, and named.
+TEST_F(Interpreter, NamesTheInstructionOfAnExpertThatDoesNotWaitForTheChoice) {
+  const std::string moe = model("tiny/qwen3-moe");
+  ASSERT_EQ(call_lockstep("schedule --queues 4 --json " + path_ + moe).status, 0);
+  Json schedule = Json::parse(text_of(path_));
+  int number = 1;  // the second one, as the first stands behind the choice in its queue
+  for (Json& in : schedule["instructions"])
+    if (in[2] == "expert_gate_up_silu" && in[3] == 1 && number-- == 0) in[7] = Json::array();
+  ASSERT_LT(number, 0);
+  std::ofstream(path_) << schedule;
+  const Outcome early = call_lockstep(
+      "run --tokens 1,2,3,4,5 --max-new 3 --executor instructions --interleave "
+      "adversarial --step " +
+      path_ + moe);
+  EXPECT_EQ(early.status, 1) << early.err << early.out;
+  EXPECT_NE(early.out.find("layer 1 mlp.expert_gate"), std::string::npos) << early.out;
+  EXPECT_NE(early.out.find(" (expert_gate_up_silu, layer 1, rows "), std::string::npos)
+      << early.out;
+  EXPECT_EQ(call_lockstep("schedule --check " + path_).status, 1);
+}
+
 TEST_F(Interpreter, SaysWhereNoPairIsLeftUnordered) {
   const Outcome clean = call_lockstep("run --max-new 2" + model("bard-qwen3") + kPrompts +
                                       "--interleave adversarial");
