@@ -43,7 +43,7 @@ struct Shown {
 // Where a fault changes bits.
 struct Change {
   Place first;            // place
-  bool is_judged = true;  // any row of that point that the selection has
+  bool is_judged = true;  // in any row of that point that the selection has
 };
 
 uint64_t hash_of_all(const std::vector<uint64_t>& hashes) {
@@ -103,7 +103,8 @@ std::optional<Change> change_by(const JudgedRun& run, const FaultRequest& fault,
     without = shown_with(run, own_kernel ? std::vector{right} : std::vector<FaultRequest>(), graph);
   const auto [other, mine] = std::ranges::mismatch(with, *without);
   if (other == with.end() && mine == without->end()) return {};
-  Change change{other != with.end() ? other->place : mine->place, with.size() != without->size()};
+  Change change{other != with.end() ? other->place : mine->place,
+                run.judge.selection.has_every_row() || with.size() != without->size()};
   for (size_t i = 0; i < std::min(with.size(), without->size()); ++i)
     if (*with[i].place.point == *change.first.point)
       change.is_judged |= with[i].judged != (*without)[i].judged;

@@ -73,10 +73,10 @@ struct JudgedOp {
   double (*step_moves)(const Exact&, const Step&, size_t element, double moved, DType) = nullptr;
   // Relative error that all elements may have in common.
   double (*gain)(const Exact&) = nullptr;
-  // Whether all roundings on the way are steps of Exact. Null: they are.
-  bool (*knows_steps)(RoundingContract) = nullptr;
   // Whether that is what accumulators truncate, so that elements are never too large by it.
   bool truncates = false;
+  // Whether all roundings on the way are steps of Exact. Null: they are.
+  bool (*knows_steps)(RoundingContract) = nullptr;
   bool is_sum = false;         // of Exact::terms products, of which more or less may cancel
   bool has_shared = false;     // InnerError::shared is filled
   bool has_underflow = false;  // InnerError::underflow is filled
