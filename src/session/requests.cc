@@ -111,6 +111,7 @@ void read_request(const JsonValue& line, const ModelOptions& options, const Mode
   check_fields(line);
   const JsonValue prompt = line["prompt"], messages = line["messages"], id = line["id"];
   if (!prompt.is_missing()) {
+    if (prompt.text().empty()) prompt.refuse("a text of at least one token");
     put_text(request, prompt.text(), options, tokenizer);
   } else if (!messages.is_missing()) {
     const std::vector<Message> chat = messages_from(messages);  // what is wrong with it comes first

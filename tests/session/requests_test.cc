@@ -100,6 +100,8 @@ TEST_F(Requests, OfABrokenFileAreRefusedByLine) {
   EXPECT_EQ(error_in("{\"tokens\": [1], \"prompt\": \"x\"}"),
             ", line 1: a request has one of \"prompt\", \"tokens\" and \"messages\"");
   EXPECT_EQ(error_in("{\"prompt\": 3}"), ", line 1: prompt is 3, a text was wanted: correct it");
+  EXPECT_EQ(error_in("{\"prompt\": \"\"}"),
+            ", line 1: prompt is \"\", a text of at least one token was wanted: correct it");
   EXPECT_EQ(error_in("{\"tokens\": [1, 2.5]}"), ", line 1: tokens[1] is 2.5" + id);
   EXPECT_EQ(error_in("{\"tokens\": [4294967296]}"), ", line 1: tokens[0] is 4294967296" + id);
   EXPECT_EQ(error_in("{\"tokens\": [-1]}"), ", line 1: tokens[0] is -1" + id);
