@@ -51,7 +51,8 @@ class StepOps {
   Tensor fresh(int64_t rows, int64_t width) const {
     return {{rows, width}, pass_.model.dtype(), Device::cpu};
   }
-  // A norm of the whole stream, computed for one instruction; stored too where it holds row 0.
+  // A norm of the whole stream, computed for one instruction; stored too where it holds row 0, but
+  // in no empty tensor: of experts the router's instruction stores it.
   Tensor norm_for(const Instruction& in, const OpContext& context, const TensorView& stream,
                   const TensorView& weight, const TensorView& stored) const;
   // Rows [begin, end) of a linear op.

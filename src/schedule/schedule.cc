@@ -171,16 +171,14 @@ class EffectsMaker {
     write("mlp.residual", in_.begin, in_.end);
   }
 
-  // The choices whose rows it holds, of `rows` each.
-  Span choices(int64_t rows) const { return {0, in_.begin / rows, (in_.end - 1) / rows + 1}; }
-  void read_choices(int64_t rows) {
-    const Span held = choices(rows);
-    read("mlp.experts", held.begin, held.end);
+  // Reads, and returns, the choices of whose rows it holds some, where each has so many.
+  Span read_choices(int64_t rows) {
+    read("mlp.experts", in_.begin / rows, (in_.end - 1) / rows + 1);
+    return spans_.reads.back();
   }
 
   void expert_down() {
-    const Span held = choices(m_.hidden);
-    read_choices(m_.hidden);
+    const Span held = read_choices(m_.hidden);
     read("mlp.expert_act", held.begin * m_.expert_intermediate, held.end * m_.expert_intermediate);
     write("mlp.expert_down", in_.begin, in_.end);
   }
