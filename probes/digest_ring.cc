@@ -263,6 +263,7 @@ void DigestRing::queue_copies(Slot& slot) const {
   slot.device = slot.pass.digests->view().device;
   const DeviceRuntime& device = runtime_of(slot.device);
   const DigestMaker& maker = device.digests;
+  CUstream_st* const stream = slot.pass.stream;
   const int64_t bytes = slot.in_memory;
   make_room(slot, bytes);
   const auto parts_of = [&](char* to) {
@@ -278,20 +279,22 @@ void DigestRing::queue_copies(Slot& slot) const {
       // Not all that the slot has on the host: that may be of a pass that was too large to stage.
       slot.staged = Tensor({std::min(slot.capacity, with_room(bytes))}, DType::u8, slot.device);
       device.copy(slot.staged.as<char>(), slot.memory, slot.staged.view().bytes(), device.stream);
+      // Whoever had its memory before had it on that stream.
+      maker.stream_wait(stream, device.stream);
     }
     const std::vector<CopyPart> parts = parts_of(slot.staged.as<char>());
     for (size_t i = 0; i < parts.size(); i += DeviceRuntime::kMostParts)
       device.copy_parts(
           std::span(parts).subspan(i, std::min(DeviceRuntime::kMostParts, parts.size() - i)),
-          device.stream);
+          stream);
   }
-  maker.stream_wait(maker.digest_stream, device.stream);
+  maker.stream_wait(maker.digest_stream, stream);
   if (staged) {
     device.copy(slot.memory, slot.staged.view().data, bytes, maker.digest_stream);
   } else {
     for (const CopyPart& part : parts_of(slot.memory))
       device.copy(part.to, part.from, part.bytes, maker.digest_stream);
-    maker.stream_wait(device.stream, maker.digest_stream);  // the next pass writes there again
+    maker.stream_wait(stream, maker.digest_stream);  // a later pass writes there again
   }
   slot.arrived = maker.record_event(maker.digest_stream);
 }

@@ -43,6 +43,8 @@ struct DigestedPass {
   PassInfo info;
   // Whether the kept tensors lie in `tensors`, where no later pass writes.
   bool owns_kept = false;
+  // On which it is queued, and whatever writes to that memory next.
+  CUstream_st* stream = nullptr;
 };
 
 // Brings what passes leave on a device to a taker on the host, on a stream beside that of the ops

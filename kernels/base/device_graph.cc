@@ -17,9 +17,8 @@ DeviceGraph::DeviceGraph(Device on, const std::function<void()>& queue) : device
   graph_ = {device.end_graph(device.stream, true), device.forget};
 }
 
-void DeviceGraph::replay() const {
-  const DeviceRuntime& device = runtime_of(device_);
-  device.replay(graph_.get(), device.stream);
+void DeviceGraph::replay(CUstream_st* stream) const {
+  runtime_of(device_).replay(graph_.get(), stream);
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/base/stream.h"
 #include "kernels/base/tensor.h"
 
 namespace lockstep {
@@ -20,7 +21,7 @@ class DeviceGraph {
   DeviceGraph(Device device, const std::function<void()>& queue);
 
   bool empty() const { return graph_ == nullptr; }
-  void replay() const;  // queues all of it
+  void replay(CUstream_st* stream) const;  // queues all of it
 
  private:
   Device device_;

@@ -120,12 +120,14 @@ struct DigestMaker {
   // For copies to the host by another thread than the one that computes: no graph captures it, and
   // it waits for no other stream.
   CUstream_st* download_stream = nullptr;
-  // The host can have what the ops of a pass made while digests of it are still being made:
-  // mark_ops says that `ops` has queued all ops of a pass, at each replay anew where a graph
-  // captures it, and follow_ops makes `result_stream` wait for those of the last pass.
+  // The tensors of a pass can be had while digests of them are still being made: mark_ops says
+  // that `ops` has queued all ops of a pass, at each replay anew where a graph captures it, and
+  // follow_ops makes `later` wait for those of the last pass. The host has a stream for that, and
+  // passes that are replayed have two, so that one is computed beside the digests of the last one.
   CUstream_st* result_stream = nullptr;
+  std::array<CUstream_st*, 2> pass_streams = {};
   std::function<void(CUstream_st* ops)> mark_ops;
-  std::function<void()> follow_ops;
+  std::function<void(CUstream_st* later)> follow_ops;
   // The same as stream_wait, of the last decode step that was launched with words to raise: until
   // all of it has begun, after which nothing can keep it from being done.
   std::function<void(CUstream_st* later)> wait_begun;

@@ -71,12 +71,12 @@ struct DigestStreams {
   CUstream_st* digest_stream = new_stream(-1);
   CUstream_st* cache_digest_stream = new_stream();
   CUstream_st* result_stream = new_stream();
+  CUstream_st* pass_streams[2] = {new_stream(-1), new_stream(-1)};
   CUstream_st* download_stream = new_stream();
 };
 
-void follow_ops() {
-  cuda_check(cudaStreamWaitEvent(of_current_device<DigestStreams>().result_stream,
-                                 of_current_device<OpsEvent>().event),
+void follow_ops(CUstream_st* later) {
+  cuda_check(cudaStreamWaitEvent(later, of_current_device<OpsEvent>().event),
              "cudaStreamWaitEvent");
 }
 
@@ -104,6 +104,7 @@ DigestMaker device_digests(int index) {
           .stream_wait = here(stream_wait),
           .download_stream = streams.download_stream,
           .result_stream = streams.result_stream,
+          .pass_streams = {streams.pass_streams[0], streams.pass_streams[1]},
           .mark_ops = here(mark_ops),
           .follow_ops = here(follow_ops),
           .wait_begun = here(wait_begun),

@@ -87,9 +87,10 @@ __device__ inline void await_phase(const Step& a, uint32_t barrier, uint32_t par
 // The sums over kClusters, whose words lie kPitch apart, of two columns. The lowest bit of a word
 // says in which of two turns it was written, and is no part of the number: a buffer serves every
 // second layer, and is written anew when all have read it. Looks stand in the way of the weights:
-// kPause ns between them.
+// kPause ns between them, and less once some clusters' words are here, as the others' soon are.
 template <int kClusters, int kPitch, unsigned kPause>
 struct ClusterSums {
+  static constexpr unsigned kSoon = 20;  // ns
   uint2 words[kClusters];
   float2 sum = {0, 0};
 
@@ -106,11 +107,11 @@ struct ClusterSums {
     Patience patience;
 #pragma unroll 1
     for (int spins = 1;; ++spins) {
-      bool all = true;
+      bool all = true, some = false;
 #pragma unroll
-      for (int i = 0; i < kClusters; ++i) all &= is_here(words[i]);
+      for (int i = 0; i < kClusters; ++i) all &= is_here(words[i]), some |= is_here(words[i]);
       if (__all_sync(~0u, all)) break;
-      __nanosleep(kPause);
+      __nanosleep(__any_sync(~0u, some) ? kSoon : kPause);
 #pragma unroll
       for (int i = 0; i < kClusters; ++i)
         if (!is_here(words[i])) load(i);

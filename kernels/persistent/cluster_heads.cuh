@@ -14,6 +14,21 @@ class HeadComputer : protected Computing<1> {
   __device__ void attend();
 
  private:
+  static constexpr int kSlotUnits = 4;  // of positions: each warp has one in every second slot
+  static constexpr int kTogether = 2;   // slots
+  static_assert(kTogether * kSlotUnits == kWarps);
+
+  // The next `count` slots: a lane has one.
+  __device__ void await_slots(int count) const {
+    if (lane_ < count) slots_.await(a_, slots_.ahead(lane_), layer_);
+    __syncwarp();
+  }
+  __device__ void free_slots(int count) {
+    __syncwarp();
+    if (lane_ < count) slots_.free(slots_.ahead(lane_));
+    slots_.advance(count);
+  }
+
   // The heads of q, K and V, a warp each: to where attention reads them, and into the cache.
   __device__ void finish_heads(const Tiles& tiles) {
     const Layer& w = layer();
@@ -37,9 +52,8 @@ class HeadComputer : protected Computing<1> {
     else if (tiles.has_last)
       put(tiles, is_k ? 0 : 1, head);
   }
-  // The row of this step into its tile, once the tile's copies are there, and into the cache.
+  // The row of this step into its tile, whose copies are there, and into the cache.
   __device__ void put(const Tiles& tiles, int is_v, const HeadPairs& head) {
-    slots_.await(a_, slots_.ahead(0), layer_);
     const int row = (tiles.context - 1) % kTile;
     char* tile = shared_.ring[0] + slots_.at + is_v * (kSlotBytes / 4);
     head.store(reinterpret_cast<bf16*>(tile + row * kDim * 2), lane_);
@@ -56,39 +70,36 @@ inline __device__ void HeadComputer::attend() {
   const Tiles tiles = shared_.tiles_of(0);
   // Units of eight positions, two a tile. The warps that finish no head begin with the newest ones,
   // and read theirs before the heads are there; not those of the tile that lacks this step's row.
-  constexpr int kTileUnits = 2, kSlotUnits = 2 * kTileUnits, kHeadWarps = kGroup + 2;
+  constexpr int kTileUnits = 2, kHeadWarps = kGroup + 2;
   const int units = kTileUnits * tiles.count, first = (warp_ + kWarps - kHeadWarps) % kWarps;
-  const bool has_unit = first < units;
-  const bool early = has_unit && warp_ >= kHeadWarps && !(tiles.has_last && first < kTileUnits);
-  const auto slot = slots_.ahead(first / kSlotUnits);
+  const int slots = (units + kSlotUnits - 1) / kSlotUnits, own = first / kSlotUnits;
+  const bool has_unit = first < units, has_head = warp_ < kHeadWarps;
+  const bool puts = has_head && warp_ >= kGroup && tiles.has_last;
+  const bool early = has_unit && !has_head && !(tiles.has_last && first < kTileUnits);
   WarpAttention attention(tiles, a_.score_scale);
-  const auto load_first = [&] {
-    slots_.await(a_, slot, layer_);
-    attention.load(first, slots_.data + slot.at);
-  };
-  if (warp_ < kHeadWarps) finish_heads(tiles);
-  if (early) load_first();
+  const auto load = [&](int unit) { attention.load(unit, slots_.data + slots_.ahead(own).at); };
+  // Before there is anything else to wait for: also where a slot is full, that takes 200 cycles.
+  await_slots(has_unit || puts ? min(slots, own + 1) : 0);
+  if (has_head) finish_heads(tiles);
+  if (early) load(first);
   meet(kAll, kThreads);
   mark(Part::attention, 1);
   attention.read_q(shared_.q[0]);
-  if (has_unit) {
-    if (!early) load_first();
-    attention.add(false);
-  }
+  if (has_unit && !early) load(first);
+  // Copies come into the slot after the row that was stored there.
+  if (puts) fence_before_copies();
+  // Also slots for which this warp did not wait: all have freed what was in these two before, and
+  // met since.
+  free_slots(min(slots, kTogether));
+  if (has_unit) attention.add(false);
 #pragma unroll 1
-  for (int s = 0; 2 * s < tiles.count; ++s) {
-    const auto own = slots_.ahead(0);
-    slots_.await(a_, own, layer_);
-    const int unit = kSlotUnits * s + (first + kWarps - kSlotUnits * s % kWarps) % kWarps;
-    if (s > 1 && unit < kSlotUnits * (s + 1) && unit < units) {
-      attention.load(unit, slots_.data + own.at);
-      attention.add(true);
-    }
-    // Copies come into the slot after the row that was stored here.
-    if (s == 0 && tiles.has_last && warp_ >= kGroup && warp_ < kHeadWarps) fence_before_copies();
-    __syncwarp();
-    if (lane_ == 0) slots_.free(own);
-    slots_.advance(1);
+  for (int s = kTogether; s < slots; s += kTogether) {
+    const int count = min(slots - s, kTogether), unit = first + kSlotUnits * s;
+    // For both, or this warp could run a turn of the ring ahead.
+    await_slots(count);
+    if (unit < units) load(unit);
+    free_slots(count);
+    if (unit < units) attention.add(true);
   }
   if (has_unit) attention.keep(shared_, first);
   meet(kAll, kThreads);

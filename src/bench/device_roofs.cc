@@ -58,7 +58,7 @@ Figure empty_kernel(Device device) {
   const DeviceGraph graph(device, queue);
   Figure figure{"machine", "an empty kernel in a graph", "us", 1e6, {}, Figure::Whole::least};
   for (int i = -1; i < kReplays; ++i) {
-    const double seconds = seconds_on(device, [&] { graph.replay(); });
+    const double seconds = seconds_on(device, [&] { graph.replay(stream_of(device)); });
     if (i >= 0) figure.samples.push_back(seconds / kKernels);
   }
   return figure;

@@ -58,7 +58,10 @@ DecodeGraphs::Captured::Captured(const Kind& kind, const Model& model)
               kind.observed == Observed::nothing ? Activations::Lifetime::layer
                                                  : Activations::Lifetime::pass,
               model.placement().over_ranks),
-      observed(kind.observed) {}
+      observed(kind.observed),
+      stream(kind.observed == Observed::digests
+                 ? runtime_of(model.device()).digests.pass_streams[kind.turn]
+                 : stream_of(model.device())) {}
 
 DecodeGraphs::Observed DecodeGraphs::observed_by(Probe& probe) {
   if (probe.digests() != nullptr) return Observed::digests;
@@ -66,7 +69,9 @@ DecodeGraphs::Observed DecodeGraphs::observed_by(Probe& probe) {
 }
 
 DecodeGraphs::Kind DecodeGraphs::kind_of(const Batch& batch, Probe& probe) const {
-  return {decode_room(batch, exact_rows_), observed_by(probe)};
+  const Observed observed = observed_by(probe);
+  const int turn = observed == Observed::digests ? batch.info.pass % 2 : 0;
+  return {decode_room(batch, exact_rows_), observed, turn};
 }
 
 // A graph has the addresses of the tables in it; and what a ring wants decided what it digests.
@@ -88,8 +93,22 @@ Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
     return forward;
   }
   if (before_replay_) before_replay_(captured.arguments.batch());
-  captured.graph.replay();
+  replay(captured);
   return hand_over(captured, probe, digested);
+}
+
+void DecodeGraphs::replay(const Captured& captured) const {
+  const DeviceRuntime& device = runtime_of(model_.device());
+  if (captured.observed == Observed::digests)
+    device.digests.stream_wait(captured.stream, device.stream);
+  captured.graph.replay(captured.stream);
+}
+
+void DecodeGraphs::rejoin() const {
+  if (model_.device() == Device::cpu) return;
+  const DeviceRuntime& device = runtime_of(model_.device());
+  for (CUstream_st* stream : device.digests.pass_streams)
+    device.digests.stream_wait(device.stream, stream);
 }
 
 TensorView DecodeGraphs::go_ahead(Batch batch, const TensorView& chosen, Probe& probe) {
@@ -98,11 +117,13 @@ TensorView DecodeGraphs::go_ahead(Batch batch, const TensorView& chosen, Probe& 
   if (found == captured_.end()) return {};
   Captured& captured = found->second;
   const int64_t rows = batch.size();
-  captured.arguments.fill(std::move(batch), tables_, chosen.slice(0, rows));
+  const DigestMaker& digests = runtime_of(model_.device()).digests;
+  // A digested pass need not wait for the digests of the last one.
+  if (captured.observed == Observed::digests) digests.follow_ops(captured.stream);
+  captured.arguments.fill(std::move(batch), tables_, chosen.slice(0, rows), captured.stream);
   if (!is_current(captured, probe)) return {};
-  const DeviceRuntime& device = runtime_of(model_.device());
-  device.digests.stream_wait(device.digests.result_stream, device.stream);
-  captured.graph.replay();
+  digests.stream_wait(digests.result_stream, captured.stream);
+  replay(captured);
   ahead_ = &captured;
   return captured.arguments.batch().tokens.view().slice(0, rows);
 }
@@ -120,8 +141,11 @@ Forward DecodeGraphs::take_ahead(PassInfo info, Probe& probe, DigestedPass& dige
 // To whoever observes the pass, which is queued.
 Forward DecodeGraphs::hand_over(const Captured& captured, Probe& probe, DigestedPass& digested) {
   if (captured.observed == Observed::tensors) show(captured, probe);
-  if (captured.observed == Observed::digests)
-    digested = captured.digested, digested.info = captured.arguments.batch().info;
+  if (captured.observed == Observed::digests) {
+    digested = captured.digested;
+    digested.info = captured.arguments.batch().info;
+    digested.stream = captured.stream;
+  }
   return captured.forward;
 }
 

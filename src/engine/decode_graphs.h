@@ -25,9 +25,10 @@ struct Tap {
 // A cache of CUDA graphs of decode passes, one for each shape that a pass may need, owned by the
 // engine. A graph does what the same pass does op by op, to the bit: only the arguments differ from
 // replay to replay, and they lie in device memory. Observed, each tensor of the pass has memory of
-// its own: they are shown to the probe once the pass is done, or digested within the graph. It is
-// used by the engine's thread alone. Its graphs live as long as it does, each with its own
-// arguments and buffers on the device.
+// its own: they are shown to the probe once the pass is done, or digested within the graph.
+// Digested passes take turns at two graphs, each on a stream of its own, so that digests are still
+// made while the next pass is computed. It is used by the engine's thread alone. Its graphs live as
+// long as it does, each with its own arguments and buffers on the device.
 class DecodeGraphs {
  public:
   // All borrowed. before_replay, which may be empty, sees the arguments in device memory.
@@ -39,10 +40,10 @@ class DecodeGraphs {
         before_replay_(before_replay),
         exact_rows_(exact_rows) {}
 
-  // Computes a pass that decodes. The first one of each kind is computed op by op and then
-  // captured. Returns what Model::forward does, padding included; `digested` is what a probe that
-  // takes digests is to have once the pass is queued. Throws Error as ops do, and when the device
-  // refuses a capture.
+  // Computes a pass that decodes, after rejoin(). The first one of each kind is computed op by op
+  // and then captured. Returns what Model::forward does, padding included; `digested` is what a
+  // probe that takes digests is to have once the pass is queued. Throws Error as ops do, and when
+  // the device refuses a capture.
   Forward run(Batch batch, Probe& probe, DigestedPass& digested);
 
   // Queues the pass that follows the last one while the last one may still be at work: its tokens
@@ -51,6 +52,8 @@ class DecodeGraphs {
   // that stays as it is until the next call of this or run(); the device's stream of results waits
   // for it. Nothing where there is no graph of such a pass yet, and then none is queued.
   TensorView go_ahead(Batch batch, const TensorView& chosen, Probe& probe);
+  // On a device, what is queued on its stream from now on waits for all passes and their digests.
+  void rejoin() const;
   // Whether a pass is queued that does for this probe what run() would do.
   bool is_ahead(Probe& probe) const;
   // Does and returns as run() does, of the pass that is queued: all of `info` is known now.
@@ -61,6 +64,7 @@ class DecodeGraphs {
   struct Kind {
     DeviceBatch::Room room;
     Observed observed = Observed::nothing;
+    int turn = 0;  // of digested passes
     auto operator<=>(const Kind&) const = default;
   };
   struct Captured {
@@ -71,7 +75,8 @@ class DecodeGraphs {
     std::vector<Tap> taps;
     DigestedPass digested;
     Observed observed;
-    uint64_t ring = 0;  // whose wants it was kept for
+    CUstream_st* stream;  // of its replays
+    uint64_t ring = 0;    // whose wants it was kept for
     Forward forward;
     DeviceGraph graph;
     TensorView cos;  // where the rotary tables were when it was captured, and how large
@@ -79,6 +84,7 @@ class DecodeGraphs {
   static Observed observed_by(Probe& probe);
   Kind kind_of(const Batch& batch, Probe& probe) const;
   bool is_current(const Captured& captured, Probe& probe) const;
+  void replay(const Captured& captured) const;
   Forward hand_over(const Captured& captured, Probe& probe, DigestedPass& digested);
   Forward run_eagerly(Captured& captured, Probe& probe, DigestedPass& digested);
   void capture(Captured& captured, Probe& probe);

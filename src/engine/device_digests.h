@@ -37,7 +37,7 @@ class DeviceDigests final : public Sink {
   DigestedPass result() const {
     std::vector<std::shared_ptr<const Tensor>> kept = copies_;
     if (list_) kept.push_back(list_);
-    return {layout_, digests_, kept, arguments_.info, lifetime_ == Lifetime::layer};
+    return {layout_, digests_, kept, arguments_.info, lifetime_ == Lifetime::layer, ops_stream_};
   }
 
  private:

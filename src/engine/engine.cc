@@ -101,6 +101,7 @@ Engine::Engine(const Checkpoint& checkpoint, Ops ops, const EngineOptions& optio
 
 Engine::~Engine() {
   try {
+    graphs_.rejoin();
     wait_for(options_.device);
   } catch (const std::exception&) {
     // Nobody is left who wants what went wrong.
@@ -161,6 +162,8 @@ bool Engine::step(Probe& probe) {
   steps_ = scheduler_.next_busy(steps_);
   const bool queued = !ahead_.empty() && graphs_.is_ahead(probe);
   if (!queued) drop_ahead();
+  // Pages of a request that ended may still be at work, and are given to others.
+  if (!queued) graphs_.rejoin();
   Chunks chunks = queued ? std::exchange(ahead_, {}) : plan_pass();
   if (steps_ < std::numeric_limits<int64_t>::max()) ++steps_;
   if (chunks.empty()) return true;  // a hook left none
@@ -201,13 +204,9 @@ Forward Engine::compute(PassInfo info, Probe& probe, DigestedPass& digested) {
 TensorView Engine::fetch_tokens(const Chunks& chunks, const Forward& forward, Probe& probe,
                                 DigestedPass digested) {
   const DeviceRuntime& device = runtime_of(options_.device);
-  TensorView there;
   const bool is_digested = digested.layout != nullptr;
-  if (goes_on(chunks, probe)) {
-    // The next pass writes where its digests are, and its points.
-    if (is_digested) probe.push(std::exchange(digested, {}));
-    there = go_ahead(chunks, forward.tokens, probe);
-  }
+  TensorView there;
+  if (goes_on(chunks, probe)) there = go_ahead(chunks, forward.tokens, probe);
   CUstream_st* stream = device.stream;
   if (!there.empty()) {
     stream = device.digests.result_stream;
@@ -215,14 +214,14 @@ TensorView Engine::fetch_tokens(const Chunks& chunks, const Forward& forward, Pr
     there = forward.tokens;
     // Digests may still be made when the tokens are here, and the next pass is made ready
     // meanwhile.
-    if (is_digested) stream = device.digests.result_stream, device.digests.follow_ops();
+    if (is_digested) stream = device.digests.result_stream, device.digests.follow_ops(stream);
   }
   const int64_t rows = there.count();
   if (tokens_.view().empty() || tokens_.view().count() < rows)
     tokens_ = Tensor::pinned({2 * rows}, DType::i32, options_.device);
   const TensorView tokens = rows > 0 ? tokens_.view().slice(0, rows) : TensorView{};
   if (rows > 0) device.copy(tokens.data, there.data, tokens.bytes(), stream);
-  if (digested.layout != nullptr) probe.push(std::move(digested));
+  if (is_digested) probe.push(std::move(digested));
   // Also where a chunk of a prompt chooses none: what went wrong in it is not to be said a pass
   // later.
   device.wait(stream);
@@ -288,6 +287,8 @@ void Engine::prepare_cache(const Plan& plan) {
       for (const TensorView& side : {cache.k, cache.v})
         for (int32_t page : pages) use(side.slice(page, 1));
   };
+  // A pass that is followed by one that is queued ahead may still write to what is moved.
+  if (!plan.out.empty() || !plan.copies.empty()) graphs_.rejoin();
   // Pages go out before anything is written: they may be among the copies' targets and the fresh
   // ones of this very plan.
   for (const Plan::Swap& swap : plan.out)

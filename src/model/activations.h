@@ -20,6 +20,8 @@ class Activations {
   Activations(const ModelConfig& config, DType dtype, Device device,
               Lifetime lifetime = Lifetime::layer, bool over_ranks = false);
 
+  Lifetime lifetime() const { return lifetime_; }
+
   // Makes every view below as long as a pass of `tokens` rows, `logit_rows` of which get logits.
   void resize(int64_t tokens, int64_t logit_rows);
 

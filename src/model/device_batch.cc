@@ -66,7 +66,7 @@ DeviceBatch::DeviceBatch(const Room& room, Device device) : room_(room) {
 
 // The block, and then `tokens` in the place of those that it has: on a device at once, since the
 // pass waits for it.
-void DeviceBatch::copy_there(const TensorView& tokens) {
+void DeviceBatch::copy_there(const TensorView& tokens, CUstream_st* stream) {
   const TensorView block = device_block_;
   const TensorView there =
       tokens.empty() ? TensorView{} : device_.tokens.view().slice(0, tokens.count());
@@ -77,10 +77,12 @@ void DeviceBatch::copy_there(const TensorView& tokens) {
   }
   const DeviceRuntime& device = runtime_of(block.device);
   device.fill(block.data, host_block_.view().data, block.bytes(),
-              {there.data, tokens.data, tokens.empty() ? 0 : tokens.bytes()}, device.stream);
+              {there.data, tokens.data, tokens.empty() ? 0 : tokens.bytes()},
+              stream == nullptr ? device.stream : stream);
 }
 
-void DeviceBatch::fill(Batch batch, RopeCache& tables, const TensorView& tokens) {
+void DeviceBatch::fill(Batch batch, RopeCache& tables, const TensorView& tokens,
+                       CUstream_st* stream) {
   const Room taken = room_of(batch);
   check(taken.tokens <= room_.tokens && taken.requests <= room_.requests &&
             taken.logit_rows <= room_.logit_rows && taken.pages <= room_.pages,
@@ -102,7 +104,7 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables, const TensorView& tokens)
                  r < taken.requests ? table.slice(r, 1) : nothing, constant(-1));
   host_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
   host_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
-  copy_there(tokens);
+  copy_there(tokens, stream);
   const RopeCache::Tables device_tables = tables.on_device(batch);
   device_.cos = device_tables.cos;
   device_.sin = device_tables.sin;

@@ -23,10 +23,11 @@ class DeviceBatch {
 
   DeviceBatch(const Room& room, Device device);
 
-  // Throws Error when the batch takes more than there is room for. The copy is made in the stream
-  // of the device, and the host's block is free for the next call when it returns. `tokens`, on the
-  // device, are taken in the place of the batch's, unless there are none.
-  void fill(Batch batch, RopeCache& tables, const TensorView& tokens = {});
+  // Throws Error when the batch takes more than there is room for. The copy is queued on `stream`
+  // (null: that of the device's ops), and the host's block is free for the next call when it
+  // returns. `tokens`, on the device, are taken in the place of the batch's, unless there are none.
+  void fill(Batch batch, RopeCache& tables, const TensorView& tokens = {},
+            CUstream_st* stream = nullptr);
 
   // The batch that it was filled with last. Its `info` is without the padding.
   const Batch& batch() const { return device_; }
@@ -34,7 +35,7 @@ class DeviceBatch {
   void set_info(PassInfo info) { device_.info = std::move(info); }
 
  private:
-  void copy_there(const TensorView& tokens);
+  void copy_there(const TensorView& tokens, CUstream_st* stream);
 
   Room room_;
   Tensor host_block_, device_block_;

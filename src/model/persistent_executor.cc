@@ -1,6 +1,6 @@
 // Verbs say what belongs to which layer; everything is launched when the head is asked for. Each
-// number of rows has buffers and a workspace of its own, which stay where they are, so that graphs
-// can be made of the launch.
+// number of rows has a workspace of its own, and buffers for who brings none that last as long as
+// the pass, which stay where they are, so that graphs can be made of the launch.
 #include "src/model/persistent_executor.h"
 
 #include <algorithm>
@@ -86,10 +86,7 @@ void leave_out_taps(DecodeLayer& l) {
 class PersistentExecutor : public PieceExecutor {
  public:
   PersistentExecutor(const PassParts& pass, StepMemory& memory, StepMemories& shared)
-      : PieceExecutor({pass.model, pass.batch, memory.activations, pass.probe}),
-        memory_(memory),
-        shared_(shared),
-        timeline_(shared.timeline) {
+      : PieceExecutor(pass), memory_(memory), shared_(shared), timeline_(shared.timeline) {
     a_.resize(batch_.size(), batch_.size());
     check(!probe_.writes(),
           "--executor persistent shows what it computed when all of it is, and something wants to "
@@ -309,7 +306,10 @@ MakeExecutor persistent_executors(const ModelConfig& config, DType dtype, const 
   return [memories](const PassParts& pass) -> std::unique_ptr<LayerExecutor> {
     if (!adds_one_each(pass.batch)) return make_own_executor(pass);
     StepMemory& memory = memories->of.try_emplace(pass.batch.size(), pass.model).first->second;
-    return std::make_unique<PersistentExecutor>(pass, memory, *memories);
+    const bool stay = pass.activations.lifetime() == Activations::Lifetime::pass;
+    const PassParts kept = {pass.model, pass.batch, stay ? pass.activations : memory.activations,
+                            pass.probe};
+    return std::make_unique<PersistentExecutor>(kept, memory, *memories);
   };
 }
 

@@ -402,7 +402,7 @@ TEST_F(CudaDigest, OfAGraphIsOfTheRowsOfTheReplay) {
   for (int32_t count : {8, 1, 3, 0, 5}) {
     *rows.as<int32_t>() = count;
     copy(far_rows, rows);
-    graph.replay();
+    graph.replay(memory_.stream);
     const Tensor back = copy_on(Device::cpu, out);
     const TensorView shown = sum.view().slice(0, count);
     Digest got;

@@ -24,11 +24,11 @@ TEST_F(CudaGraph, DoesWhatWasQueuedWithWhatTheMemoryHoldsThen) {
   const Tensor a = filled(1), b = filled(2), out = filled(0);
   const DeviceGraph graph(cuda_device(), [&] { ops_->add(context(), out, a, b); });
   EXPECT_EQ(first_of(out), 0) << "it was done while it was queued";
-  graph.replay();
+  graph.replay(memory_.stream);
   EXPECT_EQ(first_of(out), 3);
   copy(a, filled(40));
-  graph.replay();
-  graph.replay();
+  graph.replay(memory_.stream);
+  graph.replay(memory_.stream);
   EXPECT_EQ(first_of(out), 42);
 }
 
@@ -47,7 +47,7 @@ TEST_F(CudaGraph, KeepsTheMemoryThatItsWorkTookUntilItGoes) {
       others.push_back(filled(7));
       EXPECT_NE(others.back().view().data, inner);
     }
-    graph.replay();
+    graph.replay(memory_.stream);
     EXPECT_EQ(first_of(out), 3);
     for (const Tensor& other : others) EXPECT_EQ(first_of(other), 7);
   }
@@ -65,7 +65,7 @@ TEST_F(CudaGraph, LeavesAloneWhatAnotherThreadReleasesMeanwhile) {
     ops_->add(context(), out, a, a);
   });
   EXPECT_EQ(Tensor({3000}, DType::f32, cuda_device()).view().data, place);
-  graph.replay();
+  graph.replay(memory_.stream);
   EXPECT_EQ(first_of(out), 2);
 }
 
