@@ -17,13 +17,12 @@ class ClusterComputer : Heads<kRequests> {
   using Base::a_, Base::c_, Base::shared_, Base::place_, Base::warp_, Base::lane_, Base::slots_;
   using Base::attend, Base::normalise, Base::multiply_published, Base::sums_at;
   using Base::has_stream, Base::stream_;
-  using Base::layer_, Base::phase_, Base::epoch_, Base::layer, Base::mark, Base::await;
+  using Base::layer_, Base::phase_, Base::layer, Base::mark, Base::await;
   using Gain = typename Base::Gain;
 
  public:
-  __device__ ClusterComputer(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
-                             uint32_t epoch)
-      : Base(step, shared, place, epoch) {}
+  __device__ ClusterComputer(const ClusterStep& step, Shared<kRequests>& shared, const Place& place)
+      : Base(step, shared, place) {}
 
   __device__ void run() {
     if (has_stream()) stream_.begin();
@@ -68,7 +67,7 @@ class ClusterComputer : Heads<kRequests> {
     held.take(a_, slots_, warp_, lane_, layer_);
     await(shared_.attention_came, phase_, kAttentionBytes);
     mark(Part::o, 1);
-    const Turn turn = {epoch_ + layer_};
+    const Turn turn = shared_.turn_of(layer_);
     multiply_published(held, shared_.attention, c_.o_sums + sums_at(kAttending, turn.buffer()),
                        turn.bit());
     mark(Part::o, 2);
@@ -97,7 +96,7 @@ class ClusterComputer : Heads<kRequests> {
     held.take(a_, slots_, warp_, lane_, layer_);
     await(shared_.act_came, phase_, kUnits * kUnitBytes);
     mark(Part::down, 1);
-    const Turn turn = {epoch_ + layer_};
+    const Turn turn = shared_.turn_of(layer_);
     multiply_published(held, shared_.act, c_.down_sums + sums_at(kClusters, turn.buffer()),
                        turn.bit());
     mark(Part::down, 2);

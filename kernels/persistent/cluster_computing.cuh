@@ -57,17 +57,15 @@ __device__ inline bf16* shown(bool shows, bf16* tap, int at) {
 template <int kRequests>
 class Computing {
  protected:
-  __device__ Computing(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
-                       uint32_t epoch)
+  __device__ Computing(const ClusterStep& step, Shared<kRequests>& shared, const Place& place)
       : c_(step),
         a_(step.step),
         shared_(shared),
         place_(place),
-        epoch_(epoch),
         warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
         slots_(shared),
-        stream_(step, shared, place, epoch, warp_ % kRequests) {}
+        stream_(step, shared, place, warp_ % kRequests) {}
 
   __device__ const Layer& layer() const { return shared_.layers[layer_]; }
   __device__ void mark(Part part, int mark) const {
@@ -173,7 +171,6 @@ class Computing {
   const Step& a_;
   Shared<kRequests>& shared_;
   const Place& place_;
-  const uint32_t epoch_;
   const int warp_, lane_;
   SlotReader<Shared<kRequests>::kSlots> slots_;
   StreamColumns<kRequests> stream_;

@@ -10,9 +10,8 @@ namespace lockstep::persistent::clustered {
 // The warp that has this block's columns of the stream of a step of one request.
 class StreamKeeper {
  public:
-  __device__ StreamKeeper(const ClusterStep& step, Shared<1>& shared, const Place& place,
-                          uint32_t epoch)
-      : a_(step.step), place_(place), stream_(step, shared, place, epoch, 0) {}
+  __device__ StreamKeeper(const ClusterStep& step, Shared<1>& shared, const Place& place)
+      : a_(step.step), place_(place), stream_(step, shared, place, 0) {}
 
   __device__ void run() {
     stream_.begin();

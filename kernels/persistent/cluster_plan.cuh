@@ -54,19 +54,6 @@ constexpr int kSumPitch = 12;  // of the sums of a row by warp: banks apart
 
 constexpr int kMostClusterLayers = 48;  // whose arguments a launch takes
 constexpr int kMostMultiprocessors = 160;
-struct Pace {  // cycles between two slots of the copies: bursts delay what clusters exchange
-  int attending = 900, other = 2200, positions = 600;
-  // Several slots of K and V of one request are spread over what a layer has besides its weights,
-  // which take some 9500 cycles: all of them over 16000, since a layer takes more at the context
-  // that has so many, and never more than 1400 apart. On an H100 a step with 4 slots (context 1024)
-  // took 483 us with 1400 cycles and 502 with 600, one with 16 (4096) 598 with 1000, and 679 with
-  // 1400, where the copies are what it waits for.
-  int all_positions = 16000, most_positions = 1400;
-  __device__ int of_positions(int slots) const {
-    return slots > 1 ? max(positions, min(most_positions, all_positions / slots)) : positions;
-  }
-};
-
 struct ClusterStep {
   Step step;
   // K and V of each layer as [pool][kv_heads][dim], of which a copy takes 16 rows of a head.
@@ -74,7 +61,6 @@ struct ClusterStep {
   const char* packed;
   uint32_t* o_sums;     // [2][kAttending][rows][kHidden]
   uint32_t* down_sums;  // [2][kClusters][rows][kHidden]
-  Pace pace;
   // Which cluster the blocks on a multiprocessor play, or kNone: memory is read faster by some
   // GPCs than by others, and the hardware deals clusters out anew for each launch.
   static constexpr unsigned char kNone = 255;
@@ -107,6 +93,13 @@ struct Sharing {
   static constexpr int kShares = kByWarps ? kAttendWarps : 1;  // of attention, from a block
   static constexpr int kSumMakers = kByWarps ? kHelpers - 1 : kHelpers - 2;
   static constexpr int kMeeting = kThreads + kSumMakers * kWarp;  // threads
+};
+
+// Which turn of a buffer of clusters' sums a layer is, over all launches, and which buffer.
+struct Turn {
+  uint32_t uses;
+  __device__ int buffer() const { return static_cast<int>(uses & 1); }
+  __device__ uint32_t bit() const { return (uses >> 1 & 1) ^ 1; }  // memory begins with zeros
 };
 
 // The shared memory of a block, of which others of the cluster store into some.
@@ -144,8 +137,13 @@ struct Shared : Sharing<kRequests> {
   // Barriers: of the slots, and of what others store here.
   uint64_t full[kSlots], empty[kSlots];
   uint64_t stream_came, qkv_came, shares_came, attention_came, act_came;
-  int role;  // as the multiprocessor that this block is on has it
+  int role;        // as the multiprocessor that this block is on has it
+  uint32_t epoch;  // layers of all launches before
 
+  // Read where it stands: in a register it would be kept in local memory, and be late.
+  __device__ Turn turn_of(int layer) const {
+    return {*static_cast<const volatile uint32_t*>(&epoch) + layer};
+  }
   __device__ Tiles& tiles_of(int request) { return reinterpret_cast<Tiles*>(tile_memory)[request]; }
 };
 static_assert(sizeof(Shared<1>) <= 232448 && sizeof(Shared<2>) <= 232448 &&
@@ -195,13 +193,6 @@ __host__ __device__ inline int64_t first_slot(int block, int layers) {
                                 ? block * kAttendingSlots
                                 : kFirst * kAttendingSlots + (block - kFirst) * kOtherSlots);
 }
-
-// Which turn of a buffer of clusters' sums a layer is, over all launches, and which buffer.
-struct Turn {
-  uint32_t uses;
-  __device__ int buffer() const { return static_cast<int>(uses & 1); }
-  __device__ uint32_t bit() const { return (uses >> 1 & 1) ^ 1; }  // memory begins with zeros
-};
 
 // The words of the progress that columns of the logits have.
 __device__ inline int columns_words(const Step& a) {

@@ -14,9 +14,8 @@ class RowHeads : protected Computing<kRequests> {
   using Base = Computing<kRequests>;
   using Base::a_, Base::shared_, Base::place_, Base::warp_, Base::lane_, Base::slots_;
   using Base::layer_, Base::phase_, Base::layer, Base::mark, Base::await;
-  __device__ RowHeads(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
-                      uint32_t epoch)
-      : Base(step, shared, place, epoch) {}
+  __device__ RowHeads(const ClusterStep& step, Shared<kRequests>& shared, const Place& place)
+      : Base(step, shared, place) {}
 
   __device__ void attend() {
     mark(Part::attention, 0);

@@ -108,20 +108,19 @@ __device__ void end(const Step& a, uint32_t epoch) {
 }
 
 template <bool kAttends, int kRequests>
-__device__ void help(const ClusterStep& c, Shared<kRequests>& shared, const Place& place,
-                     uint32_t epoch) {
+__device__ void help(const ClusterStep& c, Shared<kRequests>& shared, const Place& place) {
   const int helper = static_cast<int>(threadIdx.x / kWarp) - kWarps;
   if (helper == 1) {
     if constexpr (Sharing<kRequests>::kByWarps)
       SumMaker<kAttends, 2, kRequests>(c, shared, place).run();
     else
-      StreamKeeper(c, shared, place, epoch).run();
+      StreamKeeper(c, shared, place).run();
   } else if (helper == 2) {
     SumMaker<kAttends, 0, kRequests>(c, shared, place).run();
   } else {
     SumMaker<kAttends, 1, kRequests>(c, shared, place).run();
   }
-  if (helper > 1) end(c.step, epoch);
+  if (helper > 1) end(c.step, shared.epoch);
 }
 
 // The registers of a multiprocessor go to the warps that hold weights.
@@ -135,24 +134,25 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   sync_cluster();
   const Place place(c.step, cluster_of(shared));
   prepare(c.step, shared, place);
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     barrier_expect(shared_address(&shared.act_came), kRequests * place.units() * kUnitBytes);
-  const uint32_t epoch = load_word(&c.step.control->cluster_epoch);
+    shared.epoch = load_word(&c.step.control->cluster_epoch);
+  }
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   if (warp >= kWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
     if (warp > kWarps)
-      place.attends ? help<true, kRequests>(c, shared, place, epoch)
-                    : help<false, kRequests>(c, shared, place, epoch);
+      place.attends ? help<true, kRequests>(c, shared, place)
+                    : help<false, kRequests>(c, shared, place);
     else if (threadIdx.x == kThreads)
       CopyAhead<kRequests>(c, shared, place).run();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     if (place.attends)
-      ClusterComputer<true, kRequests>(c, shared, place, epoch).run();
+      ClusterComputer<true, kRequests>(c, shared, place).run();
     else
-      ClusterComputer<false, kRequests>(c, shared, place, epoch).run();
+      ClusterComputer<false, kRequests>(c, shared, place).run();
   }
   // Nobody stores into a block that has ended.
   __syncwarp();
@@ -269,7 +269,6 @@ ClusterStep arguments_of(const Step& step, const TensorView& packed, char* sums)
   c.packed = packed.as<const char>();
   c.o_sums = reinterpret_cast<uint32_t*>(sums);
   c.down_sums = c.o_sums + 2 * kAttending * step.rows * kHidden;
-  c.pace = {};
   std::copy_n(of_current_device<ClusterDevice>().role, kMostMultiprocessors, c.role);
   return c;
 }

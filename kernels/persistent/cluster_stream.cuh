@@ -9,12 +9,11 @@ template <int kRequests>
 class StreamColumns {
  public:
   __device__ StreamColumns(const ClusterStep& step, Shared<kRequests>& shared, const Place& place,
-                           uint32_t epoch, int request)
+                           int request)
       : c_(step),
         a_(step.step),
         shared_(shared),
         place_(place),
-        epoch_(epoch),
         request_(request),
         lane_(threadIdx.x % kWarp),
         column_(place.rank * kRows + 2 * lane_) {}
@@ -66,7 +65,7 @@ class StreamColumns {
                       bf16* stream_out) {
     constexpr int kPitch = kRequests * kHidden;  // from cluster to cluster
     constexpr unsigned kPause = kRequests == 1 ? 400 : 200;
-    const Turn turn = {epoch_ + layer};
+    const Turn turn = shared_.turn_of(layer);
     const uint32_t* from = sums + turn.buffer() * kCount * kPitch + request_ * kHidden + column_;
     const float2 sum = ClusterSums<kCount, kPitch, kPause>(a_, from, turn.bit(), layer).sum;
     const uint32_t branch = pack_pair<bf16>(sum.x, sum.y);
@@ -81,7 +80,6 @@ class StreamColumns {
   const Step& a_;
   Shared<kRequests>& shared_;
   const Place& place_;
-  const uint32_t epoch_;
   const int request_, lane_, column_;
   uint32_t pair_ = 0;
 };
