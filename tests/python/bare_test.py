@@ -257,10 +257,13 @@ for i, layer in enumerate(model.model.layers):
             return lockstep.judge(self.path, QWEN3)
 
         self.assertTrue(judged(1))
-        found = judged(1.02)
+        # How torch attends depends on the processor: 1.02 is within rounding where it has AVX-512.
+        found = judged(1.03)
         self.assertEqual(found.result["verdict"], "inconclusive", found)
         self.assertIn("attn.out rounds in two ways", str(found))
         self.assertEqual(len([note for note in found.notes if "as eager in layers 4:" in note]), 1)
+        found = judged(1.06)
+        self.assertEqual((found.first.layer, found.first.point), (4, "attn.out"), found)
 
     def test_other_weights_are_thought_of(self):
         hooks = """
