@@ -91,9 +91,8 @@ class Computing {
   }
   // K or V of this step's position into the cache.
   __device__ void append(int request, bool is_v, const HeadPairs& head) const {
-    const int64_t slot = a_.slots[request];
-    if (slot >= a_.pool && lane_ == 0) report(a_.bad, BadIndex::Of::slot, a_.pool, slot, request);
-    if (slot < 0 || slot >= a_.pool) return;
+    const int64_t slot = shared_.slots[request];
+    if (slot < 0) return;
     bf16* cache = is_v ? layer().cache_v : layer().cache_k;
     head.store(cache + (slot * kKvHeads + place_.kv_head) * kDim, lane_);
   }

@@ -133,6 +133,7 @@ struct Shared : Sharing<kRequests> {
   float most[kGroup][kOutputs], weight[kGroup][kOutputs];  // of attention, by warp
   Layer layers[kMostClusterLayers];
   alignas(16) char tile_memory[kRequests * sizeof(Tiles)];
+  int64_t slots[kRequests];          // of the pool, that this step's position has, or -1
   int tiles[kRequests][kMostTiles];  // where they begin in the pool, or -1
   // Barriers: of the slots, and of what others store here.
   uint64_t full[kSlots], empty[kSlots];

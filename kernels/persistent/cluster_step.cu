@@ -57,7 +57,8 @@ __device__ int cluster_of(const Shared<kRequests>& shared) {
   return static_cast<int>(__shfl_sync(~0u, role, __ffs(static_cast<int>(known)) - 1));
 }
 
-// The rest of it: where this block's tiles of a request are, and its angles; kEach threads each.
+// The rest of it: where this block's tiles of a request are, its slot, and its angles; kEach
+// threads each.
 template <int kRequests>
 __device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& place) {
   constexpr int kEach = kBlockThreads / kRequests;
@@ -65,7 +66,12 @@ __device__ void prepare(const Step& a, Shared<kRequests>& shared, const Place& p
   constexpr int kMost = Shared<kRequests>::kMostTiles;
   const int thread = static_cast<int>(threadIdx.x) % kEach;
   const Tiles tiles(a, request, place.member, place.attends, kMost);
-  if (thread == 0) shared.tiles_of(request) = tiles;
+  if (thread == 0) {
+    shared.tiles_of(request) = tiles;
+    const int64_t slot = a.slots[request];
+    if (tiles.has_last && slot >= a.pool) report(a.bad, BadIndex::Of::slot, a.pool, slot, request);
+    shared.slots[request] = slot < a.pool ? slot : -1;
+  }
   const int64_t pages = a.pool / a.page_size;
   for (int i = thread; i < tiles.count; i += kEach) {
     const int position = (tiles.newest - kTeam * i) * kTile;
