@@ -8,17 +8,17 @@ namespace lockstep::persistent::clustered {
 
 // Cycles between pairs of slots of weights, and between slots of K and V, of which a layer has
 // `slots`: bursts delay what clusters exchange. On an H200 a step of Qwen3-0.6B at contexts 128,
-// 1024 and 4096 (1, 4 and 16 slots) took 334, 390 and 532 us with 1000 cycles for the weights of
-// whoever attends, 338, 381 and 523 with 900, 347, 381 and 521 with 700; and 516 at 4096 with 300
-// to 400 for K and V in the place of 1000.
+// 1024 and 4096 (1, 4 and 16 slots) takes 334, 373 and 496 us so. A kernel that kept some numbers
+// in local memory took 334, 390 and 532 with 1000 cycles for the weights of whoever attends at each
+// of them, 347, 381 and 521 with 700; this one takes 381 at 1024 with 600 for K and V.
 struct Pace {
   int weights, positions;
 
   __device__ Pace(bool attends, int requests, int slots)
-      : weights(!attends       ? 2000
+      : weights(!attends       ? 2200
                 : requests > 1 ? 900
                                : max(600, 1030 - 30 * slots)),
-        positions(requests > 1 ? 600 : max(300, 5000 / max(slots, 4))) {}
+        positions(requests > 1 || slots < 2 ? 600 : max(300, 5000 / max(slots, 4))) {}
 };
 
 template <int kRequests>
