@@ -93,15 +93,14 @@ Forward DecodeGraphs::run(Batch batch, Probe& probe, DigestedPass& digested) {
     return forward;
   }
   if (before_replay_) before_replay_(captured.arguments.batch());
-  replay(captured);
+  if (captured.observed == Observed::digests) follow_device(captured.stream);
+  captured.graph.replay(captured.stream);
   return hand_over(captured, probe, digested);
 }
 
-void DecodeGraphs::replay(const Captured& captured) const {
+void DecodeGraphs::follow_device(CUstream_st* stream) const {
   const DeviceRuntime& device = runtime_of(model_.device());
-  if (captured.observed == Observed::digests)
-    device.digests.stream_wait(captured.stream, device.stream);
-  captured.graph.replay(captured.stream);
+  device.digests.stream_wait(stream, device.stream);
 }
 
 void DecodeGraphs::rejoin() const {
@@ -116,16 +115,22 @@ TensorView DecodeGraphs::go_ahead(Batch batch, const TensorView& chosen, Probe& 
   const auto found = captured_.find(kind_of(batch, probe));
   if (found == captured_.end()) return {};
   Captured& captured = found->second;
-  const int64_t rows = batch.size();
+  const TensorView tokens = chosen.slice(0, batch.size());
   const DigestMaker& digests = runtime_of(model_.device()).digests;
-  // A digested pass need not wait for the digests of the last one.
-  if (captured.observed == Observed::digests) digests.follow_ops(captured.stream);
-  captured.arguments.fill(std::move(batch), tables_, chosen.slice(0, rows), captured.stream);
+  const bool takes_turns = captured.observed == Observed::digests;
+  if (takes_turns) {
+    // It need not wait for the digests of the last pass, whose tokens stay where they are. Nothing
+    // but the arguments comes between the two passes: each event more takes a microsecond.
+    follow_device(captured.stream);
+    digests.follow_ops(captured.stream);
+    digests.follow_ops(digests.result_stream);
+  }
+  captured.arguments.fill(std::move(batch), tables_, tokens, captured.stream);
   if (!is_current(captured, probe)) return {};
-  digests.stream_wait(digests.result_stream, captured.stream);
-  replay(captured);
+  if (!takes_turns) digests.stream_wait(digests.result_stream, captured.stream);
+  captured.graph.replay(captured.stream);
   ahead_ = &captured;
-  return captured.arguments.batch().tokens.view().slice(0, rows);
+  return takes_turns ? tokens : captured.arguments.batch().tokens.view().slice(0, tokens.count());
 }
 
 bool DecodeGraphs::is_ahead(Probe& probe) const {

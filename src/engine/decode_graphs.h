@@ -48,9 +48,10 @@ class DecodeGraphs {
 
   // Queues the pass that follows the last one while the last one may still be at work: its tokens
   // are those that `chosen` has on the device by then, one a row. Whoever looks at the last pass
-  // must have queued that; nobody sees the arguments before the replay. Returns a copy of `chosen`
-  // that stays as it is until the next call of this or run(); the device's stream of results waits
-  // for it. Nothing where there is no graph of such a pass yet, and then none is queued.
+  // must have queued that, but for its digests; nobody sees the arguments before the replay.
+  // Returns what `chosen` has where it stays until the next call of this or run(); the device's
+  // stream of results waits for it. Nothing where there is no graph of such a pass yet, and then
+  // none is queued.
   TensorView go_ahead(Batch batch, const TensorView& chosen, Probe& probe);
   // On a device, what is queued on its stream from now on waits for all passes and their digests.
   void rejoin() const;
@@ -84,7 +85,8 @@ class DecodeGraphs {
   static Observed observed_by(Probe& probe);
   Kind kind_of(const Batch& batch, Probe& probe) const;
   bool is_current(const Captured& captured, Probe& probe) const;
-  void replay(const Captured& captured) const;
+  // A stream of passes waits from now on for what the device's has queued.
+  void follow_device(CUstream_st* stream) const;
   Forward hand_over(const Captured& captured, Probe& probe, DigestedPass& digested);
   Forward run_eagerly(Captured& captured, Probe& probe, DigestedPass& digested);
   void capture(Captured& captured, Probe& probe);
