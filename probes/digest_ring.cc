@@ -257,8 +257,8 @@ Download& DigestRing::download_from(Device device) {
   return *download_;
 }
 
-// Small passes are copied within the device first, so that the next pass may write to its buffers
-// at once; large ones go straight to the host, and the next pass waits for that.
+// Small passes are copied within the device first, so that the next pass of these buffers may write
+// to them at once; large ones go straight to the host, and it waits for that.
 void DigestRing::queue_copies(Slot& slot) const {
   slot.device = slot.pass.digests->view().device;
   const DeviceRuntime& device = runtime_of(slot.device);

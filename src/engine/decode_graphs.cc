@@ -126,7 +126,10 @@ TensorView DecodeGraphs::go_ahead(Batch batch, const TensorView& chosen, Probe& 
     digests.follow_ops(digests.result_stream);
   }
   captured.arguments.fill(std::move(batch), tables_, tokens, captured.stream);
-  if (!is_current(captured, probe)) return {};
+  if (!is_current(captured, probe)) {
+    rejoin();  // tables that grew gave memory back that the last pass may still read
+    return {};
+  }
   if (!takes_turns) digests.stream_wait(digests.result_stream, captured.stream);
   captured.graph.replay(captured.stream);
   ahead_ = &captured;
@@ -163,8 +166,9 @@ Forward DecodeGraphs::run_eagerly(Captured& captured, Probe& probe, DigestedPass
 }
 
 void DecodeGraphs::capture(Captured& captured, Probe& probe) {
-  wait_for(model_.device());  // a pass that was queued ahead and is of no use may work in it
-  captured.graph = {};        // first of all, so that the next one can have its memory
+  // A pass that was queued ahead and is of no use may work in it: the stream is behind all of them.
+  wait_for(model_.device());
+  captured.graph = {};  // first of all, so that the next one can have its memory
   captured.taps.clear();
   captured.digested = {};
   captured.cos = captured.arguments.batch().cos;

@@ -18,6 +18,12 @@ Tensor int32_tensor(const std::vector<int32_t>& values, const Shape& shape) {
 
 Shape length_of(const std::vector<int32_t>& values) { return {std::ssize(values)}; }
 
+void upload(const Tensor& to, const Tensor& from, CUstream_st* stream) {
+  if (stream == nullptr) return copy(to, from);
+  const TensorView there = to, here = from;
+  runtime_of(there.device).copy(there.data, here.data, here.bytes(), stream);
+}
+
 // Rows of a request are consecutive and end its context, so both follow from the rows.
 void fill_attention(Batch& batch) {
   std::vector<int32_t> start, length;
@@ -86,7 +92,7 @@ void RopeCache::grow(int64_t entries) {
   sin_ = std::move(sin);
 }
 
-RopeCache::Tables RopeCache::on_device(const Batch& batch) {
+RopeCache::Tables RopeCache::on_device(const Batch& batch, CUstream_st* stream) {
   // Tables that are not these are somebody's own, such as a fault's: they are copied for each pass.
   if (batch.cos.data != cos_.view().data || batch.sin.data != sin_.view().data) {
     other_cos_ = copy_on(device_, batch.cos);
@@ -100,8 +106,8 @@ RopeCache::Tables RopeCache::on_device(const Batch& batch) {
   }
   // Graphs have the address of the copy in them, so it is written over in place.
   if (std::exchange(changed_, false)) {
-    copy(device_cos_, cos_);
-    copy(device_sin_, sin_);
+    upload(device_cos_, cos_, stream);
+    upload(device_sin_, sin_, stream);
   }
   return {device_cos_, device_sin_};
 }

@@ -50,8 +50,9 @@ class RopeCache {
     TensorView cos, sin;
   };
   // batch.cos and batch.sin in the memory of the device, valid until the next call. They stay where
-  // they are from call to call until they have to grow.
-  Tables on_device(const Batch& batch);
+  // they are from call to call until they have to grow, and are written there on `stream` (null:
+  // that of the device's ops), which is to be behind the pass that read them last.
+  Tables on_device(const Batch& batch, CUstream_st* stream = nullptr);
 
  private:
   void grow(int64_t entries);

@@ -105,7 +105,7 @@ void DeviceBatch::fill(Batch batch, RopeCache& tables, const TensorView& tokens,
   host_.counts.as<int32_t>()[0] = static_cast<int32_t>(taken.tokens);
   host_.counts.as<int32_t>()[1] = static_cast<int32_t>(taken.logit_rows);
   copy_there(tokens, stream);
-  const RopeCache::Tables device_tables = tables.on_device(batch);
+  const RopeCache::Tables device_tables = tables.on_device(batch, stream);
   device_.cos = device_tables.cos;
   device_.sin = device_tables.sin;
   device_.info = std::move(batch.info);
