@@ -69,7 +69,8 @@ struct CopyPart {
 // null stream is the device's default one.
 struct DeviceRuntime {
   int index = 0;  // of the device, among this machine's of its kind
-  // The stream of the ops and copies of this process.
+  // The stream of the ops and copies of this process, but for replays of digested passes, which
+  // have DigestMaker::pass_streams: whoever replays them orders these.
   CUstream_st* stream = nullptr;
   // Null when there is not enough. What was released is handed out again without asking the device,
   // to whoever wants nearly that much, so that no step allocates; work on it that was queued before
